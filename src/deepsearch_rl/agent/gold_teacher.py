@@ -17,12 +17,13 @@ one that holds it. From these a model of 135M parameters learns the second hop (
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain, zip_longest
 
 from deepsearch_rl.agent.protocols import Reply, RolloutPolicy
 from deepsearch_rl.chat.chat_messages import search_call
 from deepsearch_rl.core.answers import CLOSED_ANSWERS, INSUFFICIENT, is_refusal, normalise
 from deepsearch_rl.core.errors import ConfigError
-from deepsearch_rl.core.records import GoldStep, Message, Question
+from deepsearch_rl.core.records import Evidence, GoldStep, Message, Question
 from deepsearch_rl.data.sentences import sentence_spans
 from deepsearch_rl.data.titles import title_key
 from deepsearch_rl.search.gold import without_space
@@ -33,7 +34,7 @@ NOTE_WORDS = 40
 _FUNCTION_WORDS = """
 a an the what which who whom whose where when how why is are was were be been do does did has have had can could of in
 on at by for to from with and or that this it its his her their as not than into between among also both one two first
-same name named called known located born according article articles report reported
+same name named called s t known located born according article articles report reported
 """
 FUNCTION_WORDS = frozenset(_FUNCTION_WORDS.split())
 _PASSAGE = re.compile(r"^\[\d+\] (.*)\n((?:.*\n?)*?)(?=\n\[\d+\] |\Z)", re.MULTILINE)
@@ -67,6 +68,8 @@ class Target:
 
     title: str | None = None
     fact: str | None = None
+    # The newspaper of a fact
+    source: str = ""
     step: GoldStep | None = None
 
     def shown_in(self, passage: Passage) -> bool:
@@ -86,7 +89,7 @@ def plan(question: Question) -> tuple[Target, ...]:
     """
     metadata = question.metadata
     if metadata.evidence_list:
-        return tuple(Target(fact=item.fact, title=item.title) for item in metadata.evidence_list)
+        return tuple(map(_target, metadata.evidence_list))
 
     if metadata.gold_steps:
         return tuple(Target(title=step.title, step=step) for step in metadata.gold_steps)
@@ -102,6 +105,11 @@ def plan(question: Question) -> tuple[Target, ...]:
         "metadata), so the gold teacher cannot answer it; leave such questions out, or let synthesize.teacher name "
         "the folder of a model."
     )
+
+
+def _target(evidence: Evidence) -> Target:
+    source = (evidence.model_extra or {}).get("source")
+    return Target(evidence.title, evidence.fact, source if isinstance(source, str) else "")
 
 
 class GoldTeacher(RolloutPolicy):
@@ -136,8 +144,11 @@ class GoldTeacher(RolloutPolicy):
             )
 
         if len(asked) < self._max_searches:
-            for note, query in self._searches(missing or self._targets, passages):
-                if query not in asked:
+            before = set(map(normalise, asked))
+            # Where only the answer is missing, the last piece of evidence holds it
+            targets = missing or self._targets[::-1]
+            for note, query in self._searches(targets, passages):
+                if normalise(query) not in before | {""}:
                     return note, query
 
         return f"<answer> {INSUFFICIENT}</answer>", None
@@ -153,11 +164,21 @@ class GoldTeacher(RolloutPolicy):
         for passage in passages:
             read += [passage.title, passage.text]
 
-        for target in targets:
-            for name, query in self._queries(target, read, passages):
-                yield note_on(name, passages), query
+        queries = [self._queries(target, read, passages) for target in targets]
+        # Facts do not depend on each other: each is asked for once before one is asked for again
+        facts = any(target.fact for target in targets)
+        for name, query in _in_turn(queries) if facts else chain.from_iterable(queries):
+            yield note_on(name, passages), query
 
         yield "", " ".join(capitalised(question) or content_words(question))
+        # More of what was found may name what is missing
+        for target in self._targets:
+            name = bare(target.title or "")
+            if target not in targets and any(names(name, text) for text in read):
+                yield note_on(name, passages), name
+        if targets:
+            for clause in clauses(question):
+                yield "", clause
 
     def _queries(
         self, target: Target, read: Sequence[str], passages: Sequence[Passage]
@@ -165,26 +186,72 @@ class GoldTeacher(RolloutPolicy):
         """Yield the names and queries of a target, of words that were read."""
         question = self._question.question
         if target.fact:
-            for clause in clauses_like(f"{target.title} {target.fact}", question):
-                yield "", clause
+            yield from self._fact_queries(target, passages)
             return
 
         if target.step:
-            resolved = self._resolve(target.step.question, passages)
-            if resolved:
-                subject, asked = resolved
-                known = set(content_words(" ".join(read)))
-                words = [word for word in asked.split() if set(content_words(word)) <= known]
-                yield subject, " ".join(words)
+            yield from self._step_queries(target.step, read, passages)
 
         name = bare(target.title) if target.title else ""
         if name and any(names(name, text) for text in read):
             yield name, name
             yield name, " ".join([name, *content_words(question, without=name)])
+        # Of "Carroll County, New Hampshire"
+        short = name.partition(",")[0]
+        if short != name and any(names(short, text) for text in read):
+            yield short, short
+
+    def _step_queries(
+        self, step: GoldStep, read: Sequence[str], passages: Sequence[Passage]
+    ) -> Iterator[tuple[str, str]]:
+        """Yield what a step asks, what it asks about, and that with the words of the question."""
+        resolved = self._resolve(step.question, passages)
+        if not resolved:
+            return
+
+        subject, asked = resolved
+        known = set(_words(" ".join(read)))
+        words = [word for word in asked.split() if known.issuperset(_words(word))]
+        while words and not content_words(words[-1]):
+            words.pop()
+        if words:
+            yield subject, " ".join(words)
+        if subject and any(names(subject, text) for text in read):
+            yield subject, subject
+            yield (
+                subject,
+                " ".join([subject, *content_words(self._question.question, without=subject)]),
+            )
+
+    def _fact_queries(
+        self, target: Target, passages: Sequence[Passage]
+    ) -> Iterator[tuple[str, str]]:
+        """Yield the words that the question shares with a fact, then with names that were read, then clauses."""
+        question = self._question.question
+        evidence = f"{target.title}\n{target.fact}"
+        words = shared_words(question, evidence)
+        if target.source and names(target.source, question):
+            words = [target.source, *shared_words(question, evidence, without=target.source)]
+        if words:
+            yield "", " ".join(words)
+
+        texts = "\n".join(f"{item.title}\n{item.text}" for item in passages)
+        read = capitalised(texts)
+        others = [
+            name
+            for name in shared_words(evidence, " ".join(read), without=question)
+            if name in read
+        ]
+        if others:
+            yield others[0], " ".join([*words, *others])
+
+        for clause in clauses(question, evidence):
+            yield "", clause
 
     def _resolve(self, question: str, passages: Sequence[Passage]) -> tuple[str, str] | None:
-        """Return the last answer that a step refers to, and its question with all of them; None if one is not shown."""
-        subject = ""
+        """Return what a step asks about and its question in words; None if it refers to an answer that is not shown."""
+        subject, relation, _ = question.partition(" >> ")
+        subject = subject if relation else ""
         for number in _REFERENCE.findall(question):
             place = int(number) - 1
             step = self._targets[place].step if place < len(self._targets) else None
@@ -234,15 +301,33 @@ def content_words(text: str, without: str = "") -> list[str]:
     return [word for word in _words(text) if word not in left_out]
 
 
+def shared_words(text: str, other: str, without: str = "") -> list[str]:
+    """Return the words of a text that name something and that the other text has, as they are spelled, each once."""
+    wanted = set(content_words(other, without=without))
+    shared: dict[str, str] = {}
+    for word in re.findall(r"\w+", text):
+        if word.casefold() in wanted:
+            shared.setdefault(word.casefold(), word)
+    return list(shared.values())
+
+
+def _in_turn(queries: Sequence[Iterator[tuple[str, str]]]) -> Iterator[tuple[str, str]]:
+    for round_ in zip_longest(*queries):
+        yield from filter(None, round_)
+
+
 def capitalised(question: str) -> list[str]:
     """Return the words of a question that begin with a capital or a digit, but for its first."""
     words = re.findall(r"[\w'.-]+", question)
     return [word for word in words[1:] if word[0].isupper() or word[0].isdigit()]
 
 
-def clauses_like(evidence: str, question: str) -> list[str]:
-    """Return the clauses of a question that share a word with the evidence, those with the most first."""
-    wanted = set(content_words(evidence))
+def clauses(question: str, evidence: str | None = None) -> list[str]:
+    """Return the clauses of a question by how many words they share with the evidence, the most first.
+
+    Clauses that share none are left out. Without evidence all words that name something count.
+    """
+    wanted = set(content_words(question if evidence is None else evidence))
     shared: dict[str, int] = {}
     for part in _CLAUSE_END.split(question.rstrip("?")):
         clause = " ".join(part.split())

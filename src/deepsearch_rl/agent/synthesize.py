@@ -28,7 +28,7 @@ from deepsearch_rl.agent.collect import (
     read_questions,
 )
 from deepsearch_rl.agent.config import GOLD, SCRIPTED, ScriptedConfig, write_manifest
-from deepsearch_rl.agent.gold_teacher import GoldTeacher
+from deepsearch_rl.agent.gold_teacher import GoldTeacher, plan
 from deepsearch_rl.agent.rollout import PolicyPerRollout, SearchAgent
 from deepsearch_rl.chat.endpoint import Endpoint, open_endpoint, read_remote
 from deepsearch_rl.chat.prompts import (
@@ -117,13 +117,16 @@ def open_teacher(
     """Open the teacher in the folder ``name``; a model with weights is served until the block ends.
 
     Raises:
-        ConfigError: there is no such folder, the scripted teacher has no error rates or cannot
-            answer these questions, an environment variable of an endpoint is not set, or the
+        ConfigError: there is no such folder, the scripted teacher has no error rates, a teacher
+            from gold evidence or from a script cannot answer these questions, an environment variable of an endpoint is not set, or the
             model was trained with another prompt.
         EndpointError: nothing answers at the endpoint's address.
     """
     folder = Path(name)
     if name == GOLD:
+        for question in questions:
+            # Refuse a set without gold evidence before the first answer, not in every rollout
+            plan(question)
         searches = setting.agent.max_searches
         yield Teacher(lambda question, _sample: GoldTeacher(question, searches), None)
         return
