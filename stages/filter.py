@@ -4,7 +4,8 @@ from deepsearch_rl.agent.config import AgentConfig
 from deepsearch_rl.core.errors import look_up
 from deepsearch_rl.core.profile import Profile
 from deepsearch_rl.core.stage import Stage, run
-from deepsearch_rl.train.training_set import FilterConfig, build_training_set
+from deepsearch_rl.train.filters import FilterConfig
+from deepsearch_rl.train.training_set import build_training_set
 
 STAGE = Stage(
     sections=("filter", "agent"),

@@ -2,7 +2,8 @@
 
 from deepsearch_rl.core.profile import Profile
 from deepsearch_rl.core.stage import Stage, run
-from deepsearch_rl.train.merge import MergeConfig, merge_adapter
+from deepsearch_rl.train.merge import merge_adapter
+from deepsearch_rl.train.merge_config import MergeConfig
 
 STAGE = Stage(
     sections=("merge",),

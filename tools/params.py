@@ -21,59 +21,17 @@ import yaml
 from ruamel.yaml import YAML
 from ruamel.yaml.comments import CommentedMap, CommentedSeq
 
-from deepsearch_rl.agent.config import AgentConfig
-from deepsearch_rl.agent.synthesize import SynthesizeConfig
-from deepsearch_rl.chat.endpoint import RemoteConfig
+from deepsearch_rl.cli.check_params import check
 from deepsearch_rl.core.errors import ConfigError, DeepsearchError
 from deepsearch_rl.core.files import atomic_file
 from deepsearch_rl.core.own_code import model_deps, own_files
 from deepsearch_rl.core.profile import PARAMS, Profile, read_values
-from deepsearch_rl.core.records import Record
-from deepsearch_rl.data.chunking import ChunkConfig
-from deepsearch_rl.data.download import DownloadConfig
-from deepsearch_rl.data.question_writing.make import WritingConfig
-from deepsearch_rl.evaluate.evaluation_plan import EvaluateConfig, Evaluation
-from deepsearch_rl.evaluate.ifeval import IfevalConfig
-from deepsearch_rl.evaluate.report.write_report import ReportConfig
-from deepsearch_rl.search.build import IndexSection
-from deepsearch_rl.search.quality import DatasetConfig
-from deepsearch_rl.serve.launch import ServingConfig
-from deepsearch_rl.server.config import RetrievalConfig
-from deepsearch_rl.track.contents import TrackConfig
-from deepsearch_rl.train.choose_checkpoint import ChooseCheckpointConfig
-from deepsearch_rl.train.merge import MergeConfig
-from deepsearch_rl.train.prepare_model import PrepareModelConfig
-from deepsearch_rl.train.prompt_search import OptimizePromptConfig
-from deepsearch_rl.train.rl.rl_config import RlConfig
-from deepsearch_rl.train.sft import SftConfig
-from deepsearch_rl.train.training_set import FilterConfig
+from deepsearch_rl.toy.pretraining import PretrainConfig
 from tools import ROOT
 from tools.packages import package_files
 
 BASE = "tiny"
 GRAPH = "dvc.yaml"
-CONFIGS: Mapping[str, type[Record]] = {
-    "agent": AgentConfig,
-    "retrieval": RetrievalConfig,
-    "download": DownloadConfig,
-    "make_questions": WritingConfig,
-    "chunk": ChunkConfig,
-    "index": IndexSection,
-    "prepare_model": PrepareModelConfig,
-    "synthesize": SynthesizeConfig,
-    "filter": FilterConfig,
-    "sft": SftConfig,
-    "choose_checkpoint": ChooseCheckpointConfig,
-    "merge": MergeConfig,
-    "serving": ServingConfig,
-    "rl": RlConfig,
-    "unsloth_merge": MergeConfig,
-    "optimize_prompt": OptimizePromptConfig,
-    "evaluate": EvaluateConfig,
-    "ifeval": IfevalConfig,
-    "report": ReportConfig,
-    "track": TrackConfig,
-}
 TOY = "src/deepsearch_rl/toy"
 # Stage -> the field of its section, and the value with which the stage loads the toy package
 TOY_CHOICES = {
@@ -106,7 +64,7 @@ class Section(NamedTuple):
 def main() -> None:
     """Write all generated files; an error ends the command with status 1 and one paragraph."""
     try:
-        check(Profile(ROOT / PARAMS, read_values(ROOT / PARAMS)))
+        _check(Profile(ROOT / PARAMS, read_values(ROOT / PARAMS)))
         for path, text in {**generated(), **package_files()}.items():
             if not path.is_file() or path.read_text(encoding="utf-8") != text:
                 with atomic_file(path) as partial:
@@ -146,22 +104,16 @@ def generate(source: Path) -> tuple[str, str]:
     for key in kept:
         text += (sections[key].lead if key != kept[0] else "") + sections[key].body
 
-    check(Profile(source, yaml.safe_load(text)))
+    _check(Profile(source, yaml.safe_load(text)))
     return text, graph
 
 
-def check(profile: Profile) -> None:
-    """Validate every section of a profile; raise ConfigError for the first value that does not fit."""
-    for name in profile.values:
-        if name in CONFIGS:
-            profile.section(name, CONFIGS[name])
-
-    profile.mapping("datasets", DatasetConfig)
-    if "endpoints" in profile.values:
-        profile.mapping("endpoints", RemoteConfig)
-    for model in profile.value("models"):
-        settings = profile.value("model_settings").get(model, {})
-        Evaluation.of(profile.with_values(settings))
+def _check(profile: Profile) -> None:
+    """Raise ConfigError for the first value that does not fit, those of pretraining among them."""
+    check(profile, ROOT)
+    if profile.values.get("prepare_model", {}).get("source") == "pretrain":
+        # It loads torch, which `deepsearch plan` and `doctor` do not wait for
+        profile.section("prepare_model.pretrain", PretrainConfig)
 
 
 def _sections_of(source: Path) -> dict[str, Section]:

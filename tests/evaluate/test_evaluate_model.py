@@ -702,3 +702,17 @@ def test_a_checkpoint_is_named_by_its_folder_and_the_step_that_was_kept(tmp_path
     assert checkpoint_name(tmp_path) == str(tmp_path)
     write_json(tmp_path / "manifest.json", {"best_step": 30})
     assert checkpoint_name(tmp_path) == f"{tmp_path}, step 30"
+
+
+def test_at_temperature_0_every_set_is_answered_once_and_not_again_greedily() -> None:
+    questions = [
+        Question(id=f"q{number}", question="Where?", golden_answers=("Here",))
+        for number in range(4)
+    ]
+    sets = {"multihoprag": SetPlan(questions=3, samples=8, greedy=2, controls=1)}
+    plan = setting(sets).evaluate.model_copy(update={"temperature": 0.0})
+    runs = list(plan_runs("multihoprag", questions, plan, ""))
+    assert [(run.condition, run.temperature, run.samples, len(run.questions)) for run in runs] == [
+        ("search", 0.0, 1, 3),
+        ("no_search", 0.0, 1, 1),
+    ]

@@ -17,10 +17,10 @@ from deepsearch_rl.evaluate.evaluation_plan import Evaluation
 from deepsearch_rl.search.build import IndexSection
 from deepsearch_rl.serve.launch import ServingConfig
 from deepsearch_rl.train.art.backend import train_arguments
+from deepsearch_rl.train.filters import FilterConfig
 from deepsearch_rl.train.prepare_model import PrepareModelConfig
 from deepsearch_rl.train.rl.rl_config import RlConfig
 from deepsearch_rl.train.sft import SftConfig
-from deepsearch_rl.train.training_set import FilterConfig
 from deepsearch_rl.train.verl.overrides import require_honoured
 from tools.departures import read_published
 

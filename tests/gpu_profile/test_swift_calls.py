@@ -9,7 +9,8 @@ from swift.arguments import ExportArguments, SftArguments
 from swift.utils.utils import _patch_get_type_hints
 from transformers import HfArgumentParser
 
-from deepsearch_rl.train.merge import MergeConfig, swift_export_command
+from deepsearch_rl.train.merge import swift_export_command
+from deepsearch_rl.train.merge_config import MergeConfig
 from deepsearch_rl.train.sft import SftConfig, swift_sft_command
 from tests.gpu_profile.test_params import GPU_PROFILES
 
@@ -31,7 +32,9 @@ def parse(arguments: type, command: list[str]) -> dict[str, object]:
     return vars(values)
 
 
-def test_an_adapter_of_the_last_layers_alone_names_them_to_swift(root: Path, tmp_path: Path) -> None:
+def test_an_adapter_of_the_last_layers_alone_names_them_to_swift(
+    root: Path, tmp_path: Path
+) -> None:
     (tmp_path / "config.json").write_text('{"num_hidden_layers": 12}')
     section = yaml.safe_load((root / "params.yaml").read_text())["sft"] | {"lora_layers": 3}
     command = swift_sft_command(

@@ -1,6 +1,7 @@
 """The smoke profile's world with its retrieval server, and an untrained policy."""
 
 from pathlib import Path
+from typing import cast
 
 import pytest
 import torch
@@ -52,7 +53,7 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
             num_hidden_layers=1,
             num_attention_heads=2,
             max_position_embeddings=512,
-            eos_token_id=tokenizer.eos_token_id,
+            eos_token_id=cast(int, tokenizer.eos_token_id),
         )
     )
     folder = tmp_path_factory.mktemp("llama")

@@ -11,11 +11,11 @@ from deepsearch_rl.train.swift_names import (
     SwiftTemplate,
 )
 
-KINDS = {
-    "model type": SwiftModelType,
-    "template": SwiftTemplate,
-    "agent template": SwiftAgentTemplate,
-    "loss scale": SwiftLossScale,
+KINDS: dict[str, TypeAdapter[str]] = {
+    "model type": TypeAdapter(SwiftModelType),
+    "template": TypeAdapter(SwiftTemplate),
+    "agent template": TypeAdapter(SwiftAgentTemplate),
+    "loss scale": TypeAdapter(SwiftLossScale),
 }
 
 
@@ -34,7 +34,7 @@ def test_an_unknown_name_is_refused_with_the_nearest_ones(
     kind: str, name: str, message: str
 ) -> None:
     with pytest.raises(ValidationError, match=message):
-        TypeAdapter(KINDS[kind]).validate_python(name)
+        KINDS[kind].validate_python(name)
 
 
 @pytest.mark.slow
@@ -52,14 +52,14 @@ def test_the_names_are_those_that_ms_swift_registers() -> None:
     }
     for kind, names in registered.items():
         for name in names:
-            TypeAdapter(KINDS[kind]).validate_python(name)
+            KINDS[kind].validate_python(name)
 
 
 def test_any_name_passes_where_ms_swift_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     swift_names._names.cache_clear()
     monkeypatch.setattr("importlib.util.find_spec", {}.get)
     try:
-        assert TypeAdapter(SwiftModelType).validate_python("mine") == "mine"
-        assert TypeAdapter(SwiftLossScale).validate_python("mine") == "mine"
+        assert KINDS["model type"].validate_python("mine") == "mine"
+        assert KINDS["loss scale"].validate_python("mine") == "mine"
     finally:
         swift_names._names.cache_clear()

@@ -13,9 +13,10 @@ from deepsearch_rl.core.errors import ArtifactError, CheckFailedError, ConfigErr
 from deepsearch_rl.core.files import read_json, read_jsonl, write_jsonl
 from deepsearch_rl.core.profile import Profile, load_profile
 from deepsearch_rl.core.records import Message, Question, Trajectory
+from deepsearch_rl.train.filters import FilterConfig
 from deepsearch_rl.train.sft import SftConfig
 from deepsearch_rl.train.swift_rows import SwiftRow, swift_row
-from deepsearch_rl.train.training_set import FilterConfig, build_training_set
+from deepsearch_rl.train.training_set import build_training_set
 from tests.conftest import ROOT
 from tests.train import test_filters
 from tests.train.test_filters import QUESTION

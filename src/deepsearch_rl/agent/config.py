@@ -131,6 +131,15 @@ SCRIPTED = "src/deepsearch_rl/toy"
 GOLD = "src/deepsearch_rl/agent/gold_teacher.py"
 
 
+class GoldConfig(Record):
+    """How the teacher from gold evidence searches."""
+
+    min_searches: int = Field(
+        ge=1,
+        description="searches before it answers; 1: it stops as soon as all evidence is shown",
+    )
+
+
 class ScriptedConfig(Record):
     """How often the scripted teacher errs, and when it stops."""
 

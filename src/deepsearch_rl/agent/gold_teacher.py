@@ -3,15 +3,16 @@
     the question as it stands -> search -> what is still missing, by a name that was read -> search -> ... -> answer
 
 It plans from the question's metadata: gold titles (HotpotQA), gold steps (sub-questions of MuSiQue, triples of
-2WikiMultihopQA) or gold facts (MultiHop-RAG). The plan says what is missing, never what to write: queries, notes and
-answers consist of words of the question and of the passages that the searches returned; yes, no and a refusal are the
+2WikiMultihopQA) or gold facts (MultiHop-RAG). The plan says what is missing, never what to write: queries and answers
+consist of words of the question and of the passages that the searches returned; yes, no and a refusal are the
 exceptions. So a model that sees nothing but the conversation can imitate it.
 
 It stops when all evidence is shown. A search that missed is asked again in other words. Where nothing is left to ask
 it refuses; the filter drops such a rollout unless refusing was right.
 
-Its notes are sentences of the passages: before a search the one with the name that it asks for, before an answer the
-one that holds it. From these a model of 135M parameters learns the second hop (docs/experiments.md).
+A model of 135M parameters does not learn when a second search is needed: taught by a teacher that stops as soon as it
+can, it never makes one. So ``min_searches`` lets the teacher look up what the question does not name even where a
+passage of it was shown already.
 """
 
 import re
@@ -24,17 +25,14 @@ from deepsearch_rl.chat.chat_messages import search_call
 from deepsearch_rl.core.answers import CLOSED_ANSWERS, INSUFFICIENT, is_refusal, normalise
 from deepsearch_rl.core.errors import ConfigError
 from deepsearch_rl.core.records import Evidence, GoldStep, Message, Question
-from deepsearch_rl.data.sentences import sentence_spans
 from deepsearch_rl.data.titles import title_key
 from deepsearch_rl.search.gold import without_space
 
-# A note of a longer sentence is cut to so many words around what it names
-NOTE_WORDS = 40
 # Words of questions that name nothing
 _FUNCTION_WORDS = """
 a an the what which who whom whose where when how why is are was were be been do does did has have had can could of in
 on at by for to from with and or that this it its his her their as not than into between among also both one two first
-same name named called s t known located born according article articles report reported
+same name named called known s t located born according article articles report reported
 """
 FUNCTION_WORDS = frozenset(_FUNCTION_WORDS.split())
 _PASSAGE = re.compile(r"^\[\d+\] (.*)\n((?:.*\n?)*?)(?=\n\[\d+\] |\Z)", re.MULTILINE)
@@ -50,11 +48,6 @@ class Passage:
 
     title: str
     text: str
-
-    def sentences(self) -> Iterator[str]:
-        """Yield the sentences of the text."""
-        for start, end in sentence_spans(self.text):
-            yield self.text[start:end]
 
 
 def read_passages(observation: str) -> list[Passage]:
@@ -115,9 +108,10 @@ def _target(evidence: Evidence) -> Target:
 class GoldTeacher(RolloutPolicy):
     """The teacher for one rollout; what it has done so far it reads from the conversation."""
 
-    def __init__(self, question: Question, max_searches: int) -> None:
+    def __init__(self, question: Question, min_searches: int, max_searches: int) -> None:
         self._question = question
         self._targets = plan(question)
+        self._min_searches = min_searches
         self._max_searches = max_searches
 
     async def reply(self, messages: Sequence[Message], max_tokens: int) -> Reply:  # noqa: ARG002 - it writes little
@@ -129,36 +123,42 @@ class GoldTeacher(RolloutPolicy):
             if message.role == "tool":
                 passages += read_passages(message.content)
 
-        content, query = self.turn(asked, passages)
+        query, answer = self.turn(asked, passages)
         calls = (search_call(query, len(asked) + 1),) if query else ()
+        content = "" if query else f"<answer> {answer}</answer>"
         return Reply(Message(role="assistant", content=content, tool_calls=calls))
 
-    def turn(self, asked: Sequence[str], passages: Sequence[Passage]) -> tuple[str, str | None]:
-        """Return what the teacher writes and what it asks for; None where it answers."""
+    def turn(self, asked: Sequence[str], passages: Sequence[Passage]) -> tuple[str, str]:
+        """Return what the teacher asks for, empty where it answers, and its answer so far."""
         missing = [target for target in self._targets if not any(map(target.shown_in, passages))]
         answer = self._shown_answer(passages)
-        if asked and self._targets and not missing and answer:
-            return (
-                f"{self._answer_note(answer, passages)}\n<answer> {answer}</answer>".strip(),
-                None,
-            )
+        found = bool(self._targets and not missing and answer)
+        if found and len(asked) >= self._min_searches:
+            return "", answer
 
         if len(asked) < self._max_searches:
-            before = set(map(normalise, asked))
-            # Where only the answer is missing, the last piece of evidence holds it
-            targets = missing or self._targets[::-1]
-            for note, query in self._searches(targets, passages):
-                if normalise(query) not in before | {""}:
-                    return note, query
+            targets = missing or self._by_answer(answer, passages)
+            before = {"", *map(normalise, asked)}
+            for query in self._searches(targets, passages):
+                if normalise(query) not in before:
+                    return query, ""
 
-        return f"<answer> {INSUFFICIENT}</answer>", None
+        return "", answer if found else INSUFFICIENT
 
-    def _searches(
-        self, targets: Sequence[Target], passages: Sequence[Passage]
-    ) -> Iterator[tuple[str, str]]:
-        """Yield notes and queries, the best first: the question, what a target is called, the question's own names."""
+    def _by_answer(self, answer: str, passages: Sequence[Passage]) -> list[Target]:
+        """Return the targets that are worth a closer look first: not named by the question, and holding the answer."""
+
+        def rank(target: Target) -> tuple[bool, bool]:
+            named = bool(target.title) and names(bare(target.title or ""), self._question.question)
+            shown = [item for item in passages if target.shown_in(item)]
+            return named, not any(names(answer, item.text) for item in shown)
+
+        return sorted(self._targets, key=rank)
+
+    def _searches(self, targets: Sequence[Target], passages: Sequence[Passage]) -> Iterator[str]:
+        """Yield queries, the best first: the question, what a target is called, the question's own names."""
         question = self._question.question.strip().rstrip("?").rstrip()
-        yield "", question
+        yield question
 
         read = [question]
         for passage in passages:
@@ -166,25 +166,22 @@ class GoldTeacher(RolloutPolicy):
 
         queries = [self._queries(target, read, passages) for target in targets]
         # Facts do not depend on each other: each is asked for once before one is asked for again
-        facts = any(target.fact for target in targets)
-        for name, query in _in_turn(queries) if facts else chain.from_iterable(queries):
-            yield note_on(name, passages), query
+        independent = any(target.fact for target in targets)
+        yield from _in_turn(queries) if independent else chain.from_iterable(queries)
 
-        yield "", " ".join(capitalised(question) or content_words(question))
+        yield " ".join(capitalised(question) or content_words(question))
         # More of what was found may name what is missing
         for target in self._targets:
             name = bare(target.title or "")
-            if target not in targets and any(names(name, text) for text in read):
-                yield note_on(name, passages), name
+            if target not in targets and _any_names(name, read):
+                yield name
         if targets:
-            for clause in clauses(question):
-                yield "", clause
+            yield from clauses(question)
 
     def _queries(
         self, target: Target, read: Sequence[str], passages: Sequence[Passage]
-    ) -> Iterator[tuple[str, str]]:
-        """Yield the names and queries of a target, of words that were read."""
-        question = self._question.question
+    ) -> Iterator[str]:
+        """Yield the queries of a target, of words that were read."""
         if target.fact:
             yield from self._fact_queries(target, passages)
             return
@@ -192,19 +189,22 @@ class GoldTeacher(RolloutPolicy):
         if target.step:
             yield from self._step_queries(target.step, read, passages)
 
-        name = bare(target.title) if target.title else ""
-        if name and any(names(name, text) for text in read):
-            yield name, name
-            yield name, " ".join([name, *content_words(question, without=name)])
+        name = bare(target.title or "")
+        if _any_names(name, read):
+            yield from self._name_queries(name)
         # Of "Carroll County, New Hampshire"
         short = name.partition(",")[0]
-        if short != name and any(names(short, text) for text in read):
-            yield short, short
+        if _any_names(short, read):
+            yield short
+
+    def _name_queries(self, name: str) -> Iterator[str]:
+        yield name
+        yield " ".join([name, *content_words(self._question.question, without=name)])
 
     def _step_queries(
         self, step: GoldStep, read: Sequence[str], passages: Sequence[Passage]
-    ) -> Iterator[tuple[str, str]]:
-        """Yield what a step asks, what it asks about, and that with the words of the question."""
+    ) -> Iterator[str]:
+        """Yield what a step asks, without words that were not read, and what it asks about."""
         resolved = self._resolve(step.question, passages)
         if not resolved:
             return
@@ -214,53 +214,36 @@ class GoldTeacher(RolloutPolicy):
         words = [word for word in asked.split() if known.issuperset(_words(word))]
         while words and not content_words(words[-1]):
             words.pop()
-        if words:
-            yield subject, " ".join(words)
-        if subject and any(names(subject, text) for text in read):
-            yield subject, subject
-            yield (
-                subject,
-                " ".join([subject, *content_words(self._question.question, without=subject)]),
-            )
+        yield " ".join(words)
+        if _any_names(subject, read):
+            yield from self._name_queries(subject)
 
-    def _fact_queries(
-        self, target: Target, passages: Sequence[Passage]
-    ) -> Iterator[tuple[str, str]]:
-        """Yield the words that the question shares with a fact, then with names that were read, then clauses."""
+    def _fact_queries(self, target: Target, passages: Sequence[Passage]) -> Iterator[str]:
+        """Yield the words that the question shares with a fact, these with names that were read, and clauses."""
         question = self._question.question
+        source = target.source if names(target.source, question) else ""
         evidence = f"{target.title}\n{target.fact}"
-        words = shared_words(question, evidence)
-        if target.source and names(target.source, question):
-            words = [target.source, *shared_words(question, evidence, without=target.source)]
-        if words:
-            yield "", " ".join(words)
+        shared = shared_words(question, evidence, without=source)
+        yield " ".join([source, *shared]).strip()
 
-        texts = "\n".join(f"{item.title}\n{item.text}" for item in passages)
-        read = capitalised(texts)
-        others = [
-            name
-            for name in shared_words(evidence, " ".join(read), without=question)
-            if name in read
-        ]
-        if others:
-            yield others[0], " ".join([*words, *others])
-
-        for clause in clauses(question, evidence):
-            yield "", clause
+        read = " ".join(f"{item.title}\n{item.text}" for item in passages)
+        others = shared_words(" ".join(capitalised(read)), evidence, without=question)
+        yield " ".join([source, *shared, *others]).strip()
+        yield from clauses(question, evidence)
 
     def _resolve(self, question: str, passages: Sequence[Passage]) -> tuple[str, str] | None:
-        """Return what a step asks about and its question in words; None if it refers to an answer that is not shown."""
+        """Return what a step asks about, and its question in words; None if it needs an answer that is not shown."""
         subject, relation, _ = question.partition(" >> ")
-        subject = subject if relation else ""
+        if not relation:
+            subject = ""
         for number in _REFERENCE.findall(question):
             place = int(number) - 1
             step = self._targets[place].step if place < len(self._targets) else None
-            subject = (step.answer if step else None) or ""
-            if not subject or not any(
-                names(subject, f"{item.title}\n{item.text}") for item in passages
-            ):
+            answer = (step.answer if step else None) or ""
+            if not any(names(answer, f"{item.title}\n{item.text}") for item in passages):
                 return None
-            question = question.replace(f"#{number}", subject)
+            question = question.replace(f"#{number}", answer)
+            subject = answer
 
         return subject, question.replace(" >> ", " ").rstrip("?")
 
@@ -271,13 +254,6 @@ class GoldTeacher(RolloutPolicy):
             if normalise(answer) in CLOSED_ANSWERS or any(names(answer, text) for text in texts):
                 return answer
         return ""
-
-    def _answer_note(self, answer: str, passages: Sequence[Passage]) -> str:
-        # A name of the question is in many sentences, and a yes in none
-        if normalise(answer) in CLOSED_ANSWERS or names(answer, self._question.question):
-            return ""
-        gold = [item for item in passages if any(target.shown_in(item) for target in self._targets)]
-        return note_on(answer, gold) or note_on(answer, passages)
 
 
 def bare(title: str) -> str:
@@ -301,21 +277,6 @@ def content_words(text: str, without: str = "") -> list[str]:
     return [word for word in _words(text) if word not in left_out]
 
 
-def shared_words(text: str, other: str, without: str = "") -> list[str]:
-    """Return the words of a text that name something and that the other text has, as they are spelled, each once."""
-    wanted = set(content_words(other, without=without))
-    shared: dict[str, str] = {}
-    for word in re.findall(r"\w+", text):
-        if word.casefold() in wanted:
-            shared.setdefault(word.casefold(), word)
-    return list(shared.values())
-
-
-def _in_turn(queries: Sequence[Iterator[tuple[str, str]]]) -> Iterator[tuple[str, str]]:
-    for round_ in zip_longest(*queries):
-        yield from filter(None, round_)
-
-
 def capitalised(question: str) -> list[str]:
     """Return the words of a question that begin with a capital or a digit, but for its first."""
     words = re.findall(r"[\w'.-]+", question)
@@ -337,21 +298,20 @@ def clauses(question: str, evidence: str | None = None) -> list[str]:
     return sorted(shared, key=lambda clause: -shared[clause])
 
 
-def note_on(name: str, passages: Sequence[Passage]) -> str:
-    """Return the first sentence that holds a name, at most NOTE_WORDS words of it; empty where none does."""
-    for passage in passages if name else ():
-        for sentence in passage.sentences():
-            if names(name, sentence):
-                return _cut(sentence, name)
-    return ""
+def shared_words(text: str, other: str, without: str) -> list[str]:
+    """Return the words of a text that name something and stand in the other text too, each once, as they are spelled."""
+    wanted = set(content_words(other, without=without))
+    shared: dict[str, str] = {}
+    for word in re.findall(r"\w+", text):
+        if word.casefold() in wanted:
+            shared.setdefault(word.casefold(), word)
+    return list(shared.values())
 
 
-def _cut(sentence: str, name: str) -> str:
-    """Return a sentence, or NOTE_WORDS words of it around a name."""
-    words = sentence.split()
-    size = len(name.split())
-    for place in range(len(words)):
-        if names(name, " ".join(words[place : place + size])):
-            start = max(0, min(place - NOTE_WORDS // 2, len(words) - NOTE_WORDS))
-            return " ".join(words[start : start + NOTE_WORDS])
-    return " ".join(words[:NOTE_WORDS])
+def _in_turn(queries: Sequence[Iterator[str]]) -> Iterator[str]:
+    for round_ in zip_longest(*queries, fillvalue=""):
+        yield from round_
+
+
+def _any_names(name: str, texts: Sequence[str]) -> bool:
+    return any(names(name, text) for text in texts)

@@ -27,7 +27,13 @@ from deepsearch_rl.agent.collect import (
     collect,
     read_questions,
 )
-from deepsearch_rl.agent.config import GOLD, SCRIPTED, ScriptedConfig, write_manifest
+from deepsearch_rl.agent.config import (
+    GOLD,
+    SCRIPTED,
+    GoldConfig,
+    ScriptedConfig,
+    write_manifest,
+)
 from deepsearch_rl.agent.gold_teacher import GoldTeacher, plan
 from deepsearch_rl.agent.rollout import PolicyPerRollout, SearchAgent
 from deepsearch_rl.chat.endpoint import Endpoint, open_endpoint, read_remote
@@ -55,6 +61,7 @@ class SynthesizeConfig(Record):
     samples: int = Field(ge=1, description="trajectories per question")
     temperature: float = Field(ge=0)
     scripted: ScriptedConfig | None = Field(description="mistakes of the scripted teacher")
+    gold: GoldConfig | None = Field(description="of the teacher from gold evidence")
 
 
 def synthesize(
@@ -77,7 +84,7 @@ def synthesize(
     seed = setting.seed
 
     with (
-        open_teacher(config.teacher, config.scripted, questions, setting, serving) as teacher,
+        open_teacher(config, questions, setting, serving) as teacher,
         serve_index(setting.index, setting.chunks, setting.retrieval) as url,
     ):
         agents = partial(
@@ -108,31 +115,27 @@ class Teacher:
 
 @contextmanager
 def open_teacher(
-    name: str,
-    scripted: ScriptedConfig | None,
+    config: SynthesizeConfig,
     questions: Sequence[Question],
     setting: RolloutSetting,
     serving: ServingConfig,
 ) -> Iterator[Teacher]:
-    """Open the teacher in the folder ``name``; a model with weights is served until the block ends.
+    """Open the teacher that the config names; a model with weights is served until the block ends.
 
     Raises:
-        ConfigError: there is no such folder, the scripted teacher has no error rates, a teacher
-            from gold evidence or from a script cannot answer these questions, an environment variable of an endpoint is not set, or the
+        ConfigError: there is no such folder, a teacher that is a script lacks its section or cannot
+            answer these questions, an environment variable of an endpoint is not set, or the
             model was trained with another prompt.
         EndpointError: nothing answers at the endpoint's address.
     """
+    name = config.teacher
     folder = Path(name)
     if name == GOLD:
-        for question in questions:
-            # Refuse a set without gold evidence before the first answer, not in every rollout
-            plan(question)
-        searches = setting.agent.max_searches
-        yield Teacher(lambda question, _sample: GoldTeacher(question, searches), None)
+        yield Teacher(_gold(config.gold, questions, setting.agent.max_searches), None)
         return
 
     if name.rstrip("/") == SCRIPTED:
-        yield Teacher(_scripted(scripted, questions, setting.seed), None)
+        yield Teacher(_scripted(config.scripted, questions, setting.seed), None)
         return
 
     remote = read_remote(folder)
@@ -155,6 +158,21 @@ def open_teacher(
         # theirs
         weights = digest_weights(folder)
         yield Teacher(endpoint, [weights, endpoint.model, serving.digest_of_answers()])
+
+
+def _gold(
+    config: GoldConfig | None, questions: Sequence[Question], max_searches: int
+) -> PolicyPerRollout:
+    if config is None:
+        raise ConfigError(
+            f"synthesize.teacher is {GOLD}, but synthesize.gold is null; give its min_searches."
+        )
+
+    for question in questions:
+        # Refuse a set without gold evidence before the first answer
+        plan(question)
+
+    return lambda question, _sample: GoldTeacher(question, config.min_searches, max_searches)
 
 
 def _scripted(

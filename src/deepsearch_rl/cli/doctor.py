@@ -24,6 +24,7 @@ from pydantic import Field
 
 from deepsearch_rl.cli.plan import Plan, make_plan
 from deepsearch_rl.cli.plan_cpu import DTYPES, USUAL_SHAPE, measured_gflops
+from deepsearch_rl.core.errors import ConfigError
 from deepsearch_rl.core.profile import Profile, find_profile, profile_names
 from deepsearch_rl.core.records import Record
 from deepsearch_rl.core.redaction import public_address
@@ -189,7 +190,13 @@ def server_lines() -> Iterator[str]:
 def missing_for_profile(
     root: Path, profile: Profile, machine: Machine
 ) -> Iterator[MissingRequirement]:
-    """Yield what a profile needs and does not have: interpreters, files, machine, keys, hours."""
+    """Yield what a profile needs and does not have: params that fit, interpreters, files, machine, keys, hours."""
+    problem = _params_problem(profile, root)
+    if problem:
+        fix = f"edit {'params.yaml' if profile.name == 'tiny' else 'its profile.yaml'} and run `make params`"
+        yield MissingRequirement(problem, fix)
+        return
+
     interpreters = dict.fromkeys(profile.mapping("python", str).values())
     missing = [interpreter for interpreter in interpreters if not (root / interpreter).exists()]
     if missing:
@@ -219,6 +226,22 @@ def _beyond_plan(needs: Requirements, plan: Plan) -> Iterator[MissingRequirement
             f"and requires.memory_gib is {needs.memory_gib:g}"
         )
         yield MissingRequirement(what, fix)
+
+
+def _params_problem(profile: Profile, root: Path) -> str:
+    """Return what does not fit in a profile's params; empty where all does, or where the check lacks packages."""
+    try:
+        # It loads the config classes of all stages
+        from deepsearch_rl.cli.check_params import check  # noqa: PLC0415
+
+        check(profile, root)
+    except ConfigError as error:
+        return str(error)
+    except ModuleNotFoundError as error:
+        # Which the line about packages says
+        if error.name and error.name.partition(".")[0] == "deepsearch_rl":
+            raise
+    return ""
 
 
 def missing_on_machine(needs: Requirements, machine: Machine) -> Iterator[MissingRequirement]:

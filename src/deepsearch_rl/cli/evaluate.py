@@ -116,9 +116,9 @@ def evaluate_command(
     greedy: _Greedy = 0,
     controls: _Controls = 0,
     prompt: _Prompt = None,
-    temperature: Annotated[float, Option(help="Sampling temperature.", min=0.01)] = _EVALUATE[
-        "temperature"
-    ],
+    temperature: Annotated[
+        float, Option(help="Of sampling; 0: greedy answers alone.", min=0)
+    ] = _EVALUATE["temperature"],
     protocol: Annotated[ProtocolName, Option(help="How the model asks for a search.")] = _AGENT[
         "protocol"
     ],

@@ -63,7 +63,12 @@ def plan_command(
                 f"--slope {text!r} should be name=value, e.g. rollout_s=0.05."
             ) from error
 
-    plan = make_plan(find_profile(Path(), profile), given)
+    # It loads the config classes of all stages
+    from deepsearch_rl.cli.check_params import check  # noqa: PLC0415
+
+    found = find_profile(Path(), profile)
+    check(found)
+    plan = make_plan(found, given)
     if as_json:
         typer.echo(json.dumps({**asdict(plan), "hours": plan.hours}, indent=2))
     else:

@@ -34,7 +34,9 @@ CHAIN_PARAMETERS = 8e6
 REPEATS = 4
 
 # Seconds of a core between the products of a forward pass: by byte of a layer's hidden state,
-REST_S = 1.7e-8
+REST_S = 1.15e-8
+# by operation of the attention,
+ATTENTION_S = 1.7e-11
 # by byte of a row of logits with its loss,
 LOGITS_S = 2.8e-9
 # and by number that goes into or comes out of a LoRA, which PEFT casts where the model is not in float32
@@ -47,15 +49,15 @@ LAYER_S = 0.001
 ATTENDED_BYTES_S = 5e9
 # T cores are T ** this times as fast as one
 CORES_POWER = 0.7
-# Products of a token with its weights, in passes forward: backward through frozen weights takes as
-# much again, and the gradient of trained ones once more
-ADAPTER_UPDATE = 2
+# Products of a trained token with a matrix, in passes forward: backward takes another, and the
+# gradient of a weight one more
+BACKWARD = 1
 FULL_UPDATE = 3
 # Numbers that backward needs of a token and layer, by those of a token's hidden state and MLP
 SAVED_HIDDEN = 10
 SAVED_MLP = 4
-# Copies of a token's logits: themselves, in float32, and their gradient
-LOGITS = 3
+# Copies of a token's logits: in float32, shifted, their softmax, gradients
+LOGITS = 6
 # Tokens of the tokenizer of generated worlds beside its subwords
 WORLD_WORDS = 1000
 # Of a model of which nothing but its size is known: SmolLM2-135M's
@@ -116,14 +118,14 @@ class ModelShape:
         """Return the memory of the weights."""
         return self.parameters * DTYPES[dtype] / GIB
 
-    def update_gib(self, tokens: int, logits: int, rank: int | None) -> float:
+    def update_gib(self, tokens: int, logits: int, rank: int | None, layers: float) -> float:
         """Return the memory of an update beside its weights: activations, logits, trained weights with moments.
 
         ``tokens`` go through the model at once, ``logits`` of them have logits; without a ``rank``
-        all weights are trained.
+        all weights are trained. Backward goes through a share of the layers.
         """
-        saved = self.layers * (SAVED_HIDDEN * self.hidden + SAVED_MLP * self.mlp)
-        trained = self.parameters if rank is None else self.adapter(rank)
+        saved = layers * self.layers * (SAVED_HIDDEN * self.hidden + SAVED_MLP * self.mlp)
+        trained = self.parameters if rank is None else layers * self.adapter(rank)
         # Weight, gradient and two moments
         numbers = tokens * saved + logits * LOGITS * self.vocabulary + 4 * trained
         return 4 * numbers / GIB
@@ -220,10 +222,10 @@ class CpuModel:
     shape: ModelShape
     gflops: Mapping[str, tuple[float, float]]
 
-    def read_token_s(self, dtype: str) -> float:
-        """Return what a token of a prompt takes one core."""
+    def read_token_s(self, row: float, dtype: str) -> float:
+        """Return what a token of a prompt takes one core, in rows of so many tokens."""
         products = 2 * self.shape.body / self.gflops[dtype][1] / 1e9
-        return ENGINE_READING * (products + self._rest_s(dtype))
+        return ENGINE_READING * (products + self._rest_s(row, dtype))
 
     def write_token_s(self, batch: int, keys: float, dtype: str) -> float:
         """Return what a token of an answer takes one core that writes ``batch`` at once, each after so many tokens."""
@@ -232,28 +234,41 @@ class CpuModel:
         tokens = FEW * math.ceil(batch / FEW)
         token_s = (many * MANY - few * FEW) / (MANY - FEW)
         pass_s = self.shape.parameters * (few * FEW + (tokens - FEW) * token_s)
-        pass_s += self.shape.layers * LAYER_S + tokens * self._rest_s(dtype)
+        pass_s += self.shape.layers * LAYER_S + tokens * self._rest_s(0, dtype)
         return pass_s / batch + self.shape.slot_gib(keys, dtype) * GIB / ATTENDED_BYTES_S
 
     def train_token_s(
-        self, passes: int, dtype: str, logits_share: float, rank: int | None
+        self,
+        row: float,
+        dtype: str,
+        logits_share: float,
+        *,
+        passes: float = 1,
+        lora: tuple[int, float] | None = None,
     ) -> float:
-        """Return what a token takes one core in so many forward passes or their like.
+        """Return what a token of rows of so many tokens takes one core in an update, after other passes.
 
-        A share of the tokens has logits. A LoRA of this rank is computed beside the model's matrices.
+        A share of the tokens has logits. ``lora`` is a rank, and the share of the layers, the last,
+        that it is on and that backward goes through; without it all weights are trained.
         """
         shape = self.shape
-        parameters = passes * (shape.body + logits_share * shape.head)
-        rest_s = passes * self._rest_s(dtype)
-        rest_s += logits_share * shape.vocabulary * DTYPES[dtype] * LOGITS_S
-        if rank is not None:
-            parameters += FULL_UPDATE * shape.adapter(rank)
-            rest_s += shape.adapter(1) * ADAPTER_S[dtype]
-        return 2 * parameters / self.gflops[dtype][1] / 1e9 + rest_s
+        rank, layers = lora or (0, 1.0)
+        backward = layers * BACKWARD if lora else FULL_UPDATE - 1
+        computed = passes + backward
+        head = passes + (BACKWARD if lora else FULL_UPDATE - 1)
+        parameters = computed * shape.body + head * logits_share * shape.head
+        parameters += FULL_UPDATE * layers * shape.adapter(rank)
+        moved_s = layers * shape.adapter(1) * ADAPTER_S[dtype] if lora else 0.0
+        moved_s += computed * self._rest_s(row, dtype)
+        moved_s += logits_share * shape.vocabulary * DTYPES[dtype] * LOGITS_S
+        return 2 * parameters / self.gflops[dtype][1] / 1e9 + moved_s
 
-    def _rest_s(self, dtype: str) -> float:
-        """Return what a token takes between the products of a forward pass."""
-        return self.shape.layers * self.shape.hidden * DTYPES[dtype] * REST_S
+    def _rest_s(self, row: float, dtype: str) -> float:
+        """Return what a token takes between the products of a forward pass over rows of so many tokens."""
+        moved_s = self.shape.layers * self.shape.hidden * DTYPES[dtype] * REST_S
+        # Scores and values, each a product with half of the row
+        attended = 2 * 2 * self.shape.layers * self.shape.query_width * row / 2
+        return moved_s + attended * ATTENTION_S
 
 
 def cores(threads: int | None, processes: int = 1) -> float:

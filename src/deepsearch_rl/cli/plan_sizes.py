@@ -11,7 +11,6 @@ from typing import Any
 from deepsearch_rl.chat.chat_messages import RETRIEVE_TOOL
 from deepsearch_rl.chat.prompts import prompt_path, tools_text
 from deepsearch_rl.cli.plan_cpu import (
-    ADAPTER_UPDATE,
     DTYPES,
     GIB,
     CpuModel,
@@ -38,7 +37,7 @@ SLOPES: dict[str, tuple[float, float]] = {
     "download_gb_s": (100, 20),
     "index_passage_s": (0.0015, 0.00015),
     "encode_passage_s": (0, 0.00022),
-    "pretrain_token_s": (8e-6, 1.3e-4),
+    "pretrain_token_s": (1.6e-5, 1.3e-4),
     "scripted_rollout_s": (0.013, 0.01),
     "api_call_s": (2, 2),
     "filter_row_s": (0.0017, 0.05),
@@ -142,8 +141,8 @@ class Sizes:
         shape = self.cpu.shape
         rates: list[str] = []
         for dtype in self.cpu.gflops:
-            read = 1 / self.cpu.read_token_s(dtype)
-            trained = 1 / self.cpu.train_token_s(ADAPTER_UPDATE, dtype, 1.0, None)
+            read = 1 / self.cpu.read_token_s(self.row_tokens, dtype)
+            trained = 1 / self.cpu.train_token_s(self.row_tokens, dtype, 1.0, lora=self.sft_lora)
             rates.append(
                 f"{self.cpu.gflops[dtype][1]:.0f} GFLOP/s in {dtype}, which trains {trained:,.0f} and "
                 f"reads {read:,.0f} tokens/s"
@@ -166,9 +165,12 @@ class Sizes:
             count = round(made["questions"] * look_up("split", split, made["splits"]))
         else:
             sources = look_up("question set", dataset, download["folder"]["questions"])
-            count = sum(
-                _split_size(source, split) for source in sources if split in source["splits"]
-            )
+            chosen = [source for source in sources if split in source["splits"]]
+            file = self.profile.data / "questions" / dataset / f"{split}.jsonl"
+            if file.is_file() and not all(source["splits"][split] for source in chosen):
+                count = len(file.read_bytes().splitlines())
+            else:
+                count = sum(_split_size(source, split) for source in chosen)
 
         return count if limit is None else min(count, limit)
 
@@ -180,8 +182,10 @@ class Sizes:
             world = download["world"]
             in_domain = sum(world["in_domain"].values())
             return {"world": in_domain, "outworld": sum(world["out_of_domain"].values())}
-        corpora = download["folder"]["corpora"].items()
-        return {name: PASSAGES.get(corpus["format"], OTHER_PASSAGES) for name, corpus in corpora}
+        folder = download["folder"]
+        corpora = folder["corpora"].items()
+        counts = {name: PASSAGES.get(corpus["format"], OTHER_PASSAGES) for name, corpus in corpora}
+        return {**dict.fromkeys(folder.get("paragraphs") or (), OTHER_PASSAGES), **counts}
 
     @property
     def documents_gib(self) -> float:
@@ -246,14 +250,22 @@ class Sizes:
         section: Mapping[str, Any] = self.values
         for name in path:
             section = section.get(name) or {}
-        return section.get("threads", self.values.get("threads"))
+        return section["threads"] if "threads" in section else self.values["index"]["threads"]
+
+    @property
+    def sft_lora(self) -> tuple[int, float]:
+        """Rank of SFT's adapter, and the share of the layers that it is on."""
+        sft = self.values["sft"]
+        layers = sft.get("lora_layers")
+        share = min(1.0, layers / self.shape.layers) if layers and self.shape else 1.0
+        return sft["lora_rank"], share
 
     def rollout_model_s(self, batch: int, dtype: str) -> float:
         """Return what a core computes for a rollout of which ``batch`` run at once; 0 on a GPU."""
         if self.cpu is None:
             return 0.0
         written = self.written_tokens * self.cpu.write_token_s(batch, self.row_tokens, dtype)
-        return self.read_tokens * self.cpu.read_token_s(dtype) + written
+        return self.read_tokens * self.cpu.read_token_s(self.row_tokens, dtype) + written
 
     @property
     def size(self) -> float:

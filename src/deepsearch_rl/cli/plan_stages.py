@@ -1,21 +1,28 @@
 """What each stage of a profile takes, by its sizes: upper bounds, since runs that stop early take less."""
 
-import math
 import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from deepsearch_rl.agent.config import SCRIPTED
-from deepsearch_rl.cli.plan_cpu import ADAPTER_UPDATE, FULL_UPDATE, cores
+from deepsearch_rl.agent.config import GOLD, SCRIPTED
+from deepsearch_rl.cli.plan_cpu import cores
+from deepsearch_rl.cli.plan_cpu_stages import (
+    ifeval_s,
+    rl_host_gib,
+    rl_rollout_s,
+    rl_token_s,
+    served_s,
+    server_gib,
+    servers_of,
+)
 from deepsearch_rl.cli.plan_sizes import (
     DOWNLOAD_GB,
     GIB,
     IFEVAL_PROMPTS,
     Sizes,
     StagePlan,
-    engine_dtype,
 )
 from deepsearch_rl.core.files import read_json
 from deepsearch_rl.server.requests import is_loopback
@@ -26,12 +33,8 @@ MOMENTS_BYTES = 8
 TRAINED_BYTES = WEIGHT_BYTES + 4 + MOMENTS_BYTES
 # Of the tokens of make_questions, those that the model writes
 WRITTEN_SHARE = 0.1
-# Batches of an update that a CPU computes at the same time
-SIDE_BY_SIDE = 2
-# Passes in which rows of RL are scored before an update: by the policy, and by its start
-SCORES = 2
-# Tokens of a prompt of IFEval
-IFEVAL_PROMPT_TOKENS = 80
+# Of a generated conversation
+PRETRAINED_TOKENS = 200
 
 
 def stage_plans(sizes: Sizes, stage: str) -> dict[str, StagePlan]:
@@ -41,7 +44,7 @@ def stage_plans(sizes: Sizes, stage: str) -> dict[str, StagePlan]:
     match stage:
         case "evaluate":
             return {
-                name: _answers(sizes, path, _rollouts(sizes, name), servers=_servers(sizes))
+                name: _answers(sizes, path, _rollouts(sizes, name), servers=servers_of(sizes))
                 for name, path in models.items()
             }
         case "ifeval":
@@ -85,8 +88,8 @@ def _answers(
         rollouts = 0 if is_ifeval else count
         if sizes.cpu is None:
             return sizes.plan(work, rollouts, host_gib=sizes.weights_gib, gpu_gib=gpu_gib)
-        model_s = _ifeval_model_s(sizes, count) if is_ifeval else _served_s(sizes, count, servers)
-        served_gib = _server_gib(sizes, servers)
+        model_s = ifeval_s(sizes, count) if is_ifeval else served_s(sizes, count, servers)
+        served_gib = server_gib(sizes, servers)
         return sizes.plan(work, rollouts, model_s=model_s, host_gib=served_gib)
 
     slopes = sizes.slopes
@@ -100,42 +103,6 @@ def _answers(
     calls = count * slopes["calls_per_rollout"] / sizes.values["agent"]["concurrency"]
     tokens = (count * slopes["prompt_tokens"], count * slopes["completion_tokens"])
     return sizes.plan({"api_call_s": calls}, count, api=model, tokens=tokens)
-
-
-def _cpu(sizes: Sizes) -> Mapping[str, Any]:
-    return sizes.values["serving"]["cpu"]
-
-
-def _servers(sizes: Sizes) -> int:
-    return 1 if sizes.cpu is None else _cpu(sizes)["servers"]
-
-
-def _served_s(sizes: Sizes, count: int, servers: int) -> float:
-    """Return the time in which so many servers of the CPU engine compute so many rollouts."""
-    at_once = math.ceil(sizes.values["agent"]["concurrency"] / servers)
-    batch = min(at_once, _cpu(sizes)["slots"] // 2)
-    rollout_s = sizes.rollout_model_s(batch, engine_dtype(sizes.values))
-    return count * rollout_s / cores(sizes.threads("serving", "cpu"), servers)
-
-
-def _ifeval_model_s(sizes: Sizes, count: int) -> float:
-    assert sizes.cpu is not None
-    section = sizes.values["ifeval"]
-    dtype = engine_dtype(sizes.values)
-    batch = min(section["concurrency"], _cpu(sizes)["slots"] // 2)
-    written = min(section["max_tokens"], sizes.slopes["ifeval_tokens"])
-    prompt_s = IFEVAL_PROMPT_TOKENS * sizes.cpu.read_token_s(dtype)
-    prompt_s += written * sizes.cpu.write_token_s(batch, written, dtype)
-    return count * prompt_s / cores(sizes.threads("serving", "cpu"))
-
-
-def _server_gib(sizes: Sizes, servers: int) -> float:
-    """Return the memory of so many servers of the CPU engine: weights, keys and values."""
-    assert sizes.shape is not None
-    cpu = _cpu(sizes)
-    dtype = engine_dtype(sizes.values)
-    slots_gib = cpu["slots"] * sizes.shape.slot_gib(cpu["context_tokens"], dtype)
-    return servers * (sizes.slopes["server_gib"] + sizes.shape.weights_gib(dtype) + slots_gib)
 
 
 def _named_endpoint(sizes: Sizes, folder: str) -> Mapping[str, str] | None:
@@ -172,13 +139,14 @@ def _rollouts(sizes: Sizes, model: str) -> int:
         count = sizes.questions(name, section["split"], plan["questions"])
         # Without search, with the gold passages, and with random ones where these are asked for
         controls = 3 if section["random_passages"] else 2
-        rollouts += count * plan["samples"] + min(count, plan["greedy"])
+        sampled = count * plan["samples"] + min(count, plan["greedy"])
+        rollouts += sampled if section["temperature"] else count
         rollouts += controls * min(count, plan["controls"])
 
     for variant in section["variants"].values():
         if variant["models"] is None or model in variant["models"]:
             count = sizes.questions(variant["dataset"], section["split"], variant["questions"])
-            rollouts += count * variant["samples"]
+            rollouts += count * (variant["samples"] if section["temperature"] else 1)
 
     return rollouts
 
@@ -233,10 +201,11 @@ def _base_model(sizes: Sizes) -> StagePlan:
     pretrain = sizes.values["prepare_model"].get("pretrain")
     tokens = sum(level["tokens"] for level in pretrain["curriculum"]) if pretrain else 0
     # Weights on a hub have two bytes a parameter
-    work = {"pretrain_token_s": tokens, "download_gb_s": 2 * sizes.billions}
+    is_hub = sizes.values["prepare_model"]["source"] == "hub"
+    work = {"pretrain_token_s": tokens, "download_gb_s": 2 * sizes.billions * is_hub}
     model_s = 0.0
     if pretrain and sizes.cpu is not None:
-        token_s = sizes.cpu.train_token_s(FULL_UPDATE, "float32", 1.0, None)
+        token_s = sizes.cpu.train_token_s(PRETRAINED_TOKENS, "float32", 1.0)
         model_s = tokens * token_s / cores(1, pretrain["optimizer"]["threads"])
     return sizes.plan(work, model_s=model_s, disk_gib=sizes.weights_gib * sizes.slopes["copies"])
 
@@ -250,7 +219,7 @@ def _teacher_rollouts(sizes: Sizes) -> int:
 def _teacher(sizes: Sizes) -> StagePlan:
     teacher = sizes.values["synthesize"]["teacher"]
     rollouts = _teacher_rollouts(sizes)
-    if teacher.rstrip("/") == SCRIPTED:
+    if teacher.rstrip("/") in (SCRIPTED, GOLD):
         return sizes.plan({"scripted_rollout_s": rollouts}, rollouts)
     return _answers(sizes, teacher, rollouts)
 
@@ -266,15 +235,15 @@ def _sft(sizes: Sizes) -> StagePlan:
     adapters = checkpoints * sft["lora_rank"] * sizes.billions * slopes["adapter_bytes"]
     work = {"swift_start_s": 1, "sft_token_s": tokens * _gpu_size(sizes)}
     if sizes.cpu is not None:
-        rank = sft["lora_rank"]
-        token_s = sizes.cpu.train_token_s(ADAPTER_UPDATE, sft["dtype"], 1.0, rank)
+        lora = sizes.sft_lora
+        token_s = sizes.cpu.train_token_s(sizes.row_tokens, sft["dtype"], 1.0, lora=lora)
         held = sft["max_length"] * sft["rows_per_forward"]
         host_gib = sizes.slopes["training_gib"] + sizes.cpu.shape.weights_gib(sft["dtype"])
         return sizes.plan(
             work,
             model_s=tokens * token_s / cores(sizes.threads("sft")),
             disk_gib=sizes.disk_gib(adapters),
-            host_gib=host_gib + sizes.cpu.shape.update_gib(held, held, rank),
+            host_gib=host_gib + sizes.cpu.shape.update_gib(held, held, *lora),
         )
     return sizes.plan(
         work,
@@ -293,8 +262,8 @@ def _choice(sizes: Sizes) -> StagePlan:
     work = {"serve_start_s": checkpoints, _rollout_slope(_vllm(sizes)): rollouts * _gpu_size(sizes)}
     if sizes.cpu is None:
         return sizes.plan(work, rollouts)
-    model_s = _served_s(sizes, rollouts, 1)
-    return sizes.plan(work, rollouts, model_s=model_s, host_gib=_server_gib(sizes, 1))
+    model_s = served_s(sizes, rollouts, 1)
+    return sizes.plan(work, rollouts, model_s=model_s, host_gib=server_gib(sizes, 1))
 
 
 def _merge(sizes: Sizes, stage: str, slope: str) -> StagePlan:
@@ -306,7 +275,7 @@ def _merge(sizes: Sizes, stage: str, slope: str) -> StagePlan:
 
     # The merged model has to answer as base and adapter do
     merge = sizes.values[stage]
-    prompt_s = sizes.row_tokens * sizes.cpu.read_token_s(merge["dtype"])
+    prompt_s = sizes.row_tokens * sizes.cpu.read_token_s(sizes.row_tokens, merge["dtype"])
     prompt_s += merge["max_tokens"] * sizes.cpu.write_token_s(1, sizes.row_tokens, merge["dtype"])
     host_gib = 2 * sizes.cpu.shape.weights_gib(merge["dtype"])
     model_s = 2 * merge["prompts"] * prompt_s
@@ -341,51 +310,11 @@ def _rl(sizes: Sizes, start: str) -> StagePlan:
         "rl_step_s": steps,
     }
     if sizes.cpu is not None:
-        model_s = rollouts * _rl_rollout_s(sizes) + tokens * _rl_token_s(sizes)
-        return sizes.plan(work, rollouts, model_s=model_s, host_gib=_rl_host_gib(sizes))
+        model_s = rollouts * rl_rollout_s(sizes) + tokens * rl_token_s(sizes)
+        return sizes.plan(work, rollouts, model_s=model_s, host_gib=rl_host_gib(sizes))
 
     gpu_gib = max(update_gib, sizes.weights_gib + sampler_gib)
     return sizes.plan(work, rollouts, host_gib=sizes.training_gib, gpu_gib=gpu_gib)
-
-
-def _rl_rollout_s(sizes: Sizes) -> float:
-    """Return what the sampler, one engine on a CPU, computes for a rollout."""
-    rl = sizes.values["rl"]
-    batch = min(rl["concurrency"], rl["sampler"]["slots"] // 2)
-    return sizes.rollout_model_s(batch, _sampler_dtype(sizes)) / cores(sizes.threads("rl"))
-
-
-def _rl_token_s(sizes: Sizes) -> float:
-    """Return what scores and update of a token take on a CPU."""
-    assert sizes.cpu is not None
-    rl = sizes.values["rl"]
-    update = FULL_UPDATE if rl["lora"] is None else ADAPTER_UPDATE
-    written = sizes.written_tokens / sizes.row_tokens
-    token_s = sizes.cpu.train_token_s(SCORES + update, rl["dtype"], written, _rank(rl))
-    return token_s / cores(1, SIDE_BY_SIDE)
-
-
-def _rl_host_gib(sizes: Sizes) -> float:
-    """Return the host memory of RL on a CPU: policy and served model, slots, and the batches of an update."""
-    assert sizes.cpu is not None
-    rl = sizes.values["rl"]
-    shape = sizes.cpu.shape
-    rows = rl["groups_per_step"] * rl["group_size"]
-    held = min(SIDE_BY_SIDE * rl["max_batch_tokens"], rows * sizes.row_tokens)
-    logits = min(held * sizes.written_tokens / sizes.row_tokens, SIDE_BY_SIDE * rl["logprob_chunk"])
-    sampler = _sampler_dtype(sizes)
-    slots_gib = rl["sampler"]["slots"] * shape.slot_gib(rl["max_sequence_tokens"], sampler)
-    weights_gib = shape.weights_gib(rl["dtype"]) + shape.weights_gib(sampler)
-    update_gib = shape.update_gib(round(held), round(logits), _rank(rl))
-    return sizes.slopes["training_gib"] + weights_gib + slots_gib + update_gib
-
-
-def _rank(rl: Mapping[str, Any]) -> int | None:
-    return rl["lora"]["rank"] if rl["lora"] else None
-
-
-def _sampler_dtype(sizes: Sizes) -> str:
-    return sizes.values["rl"]["sampler"].get("dtype", "float32")
 
 
 def _verl(

@@ -59,6 +59,11 @@ class Comparison(Difference):
 
     dataset: NonEmpty
     temperature: float
+    greedy_only: bool = Field(
+        default=False,
+        exclude_if=lambda is_greedy: not is_greedy,
+        description="the main figures are of greedy answers; written where true",
+    )
     model: NonEmpty
     other: NonEmpty
     types: dict[str, TypeDifference] = Field(
@@ -67,8 +72,13 @@ class Comparison(Difference):
 
     @property
     def run_name(self) -> str:
-        """The question set, and whether the answers were greedy, as in a row's ``run_name``."""
-        return self.dataset if self.temperature > 0 else f"{self.dataset}, greedy"
+        """The question set, and whether greedy answers beside sampled ones are compared, as in a row's ``run_name``."""
+        return self.dataset if self.main else f"{self.dataset}, greedy"
+
+    @property
+    def main(self) -> bool:
+        """Whether main figures are compared."""
+        return self.temperature > 0 or self.greedy_only
 
 
 def is_nothing(comparison: Comparison) -> bool:

@@ -131,13 +131,14 @@ def _require_sampled(
     """Raise ConfigError for greedy answers of a model whose requests leave the temperature out."""
     sets: list[str] = []
     for each, _ in settings:
-        sets += [name for name, plan in each.evaluate.sets.items() if plan.greedy]
+        is_greedy = each.evaluate.temperature == 0
+        sets += [name for name, plan in each.evaluate.sets.items() if plan.greedy or is_greedy]
 
     if sets and remote.request.temperature == "omit":
         raise ConfigError(
             f"model {model} cannot answer {', '.join(sets)} greedily: its requests leave the temperature out "
-            f"(temperature: omit). Set evaluate.sets.{sets[0]}.greedy to 0 (--greedy 0; for this model alone in "
-            f"model_settings.{model}), or send the temperature."
+            f"(temperature: omit). Set evaluate.temperature above 0 and evaluate.sets.{sets[0]}.greedy to 0 "
+            f"(--greedy 0; for this model alone in model_settings.{model}), or send the temperature."
         )
 
 

@@ -59,7 +59,10 @@ class EvaluateConfig(Record):
     """Section ``evaluate``."""
 
     split: NonEmpty = Field(description="questions of this split are answered")
-    temperature: float = Field(gt=0, description="of the main figure")
+    temperature: float = Field(
+        ge=0,
+        description="of the main figure; 0: greedy answers alone, one per question, whatever samples and greedy say",
+    )
     random_passages: bool = Field(
         exclude_if=lambda is_asked: not is_asked,
         description="whether a third control answers with random passages of the corpus",
@@ -193,8 +196,10 @@ def plan_runs(
     plan = evaluate.sets[dataset]
     temperature = evaluate.temperature
     planned = tuple(questions[: plan.questions])
-    yield PlannedRun(dataset, "search", temperature, plan.samples, planned, variant)
-    if plan.greedy:
+    # Greedy answers to one question are equal
+    samples = plan.samples if temperature else 1
+    yield PlannedRun(dataset, "search", temperature, samples, planned, variant)
+    if plan.greedy and temperature:
         yield PlannedRun(dataset, "search", 0.0, 1, planned[: plan.greedy], variant)
     controlled = planned[: plan.controls]
     if controlled:

@@ -106,6 +106,11 @@ class RowKey(Record):
         description="false: the requests leave it out (temperature: omit), and the provider's own counts; written "
         "where false",
     )
+    greedy_only: bool = Field(
+        default=False,
+        exclude_if=lambda is_greedy: not is_greedy,
+        description="the main figure is of greedy answers (evaluate.temperature: 0); written where true",
+    )
     samples: int = Field(
         ge=1, description="answers per question, averaged per question before anything else"
     )
@@ -149,8 +154,8 @@ class F1TableRow(F1Score, RowKey):
 
     @property
     def main(self) -> bool:
-        """Whether this is the main figure of its setting (sampled answers), not the greedy one beside it."""
-        return self.temperature > 0
+        """Whether this is the main figure of its setting, not that of greedy answers beside sampled ones."""
+        return self.temperature > 0 or self.greedy_only
 
     @property
     def pass_scores(self) -> dict[str, float]:

@@ -357,6 +357,7 @@ class SetEvaluation:
             retriever=self.retriever,
             temperature=run.temperature,
             temperature_sent=self.model.endpoints[0].options.temperature == "send",
+            greedy_only=self.setting.evaluate.temperature == 0,
             samples=run.samples,
             seed=self.setting.seed,
             variant=self.setting.variant,

@@ -18,7 +18,15 @@ from deepsearch_rl.evaluate.published import PublishedRow
 from deepsearch_rl.evaluate.tables import F1Table, control_titles
 
 MARKDOWN = Path(__file__).with_name("f1_table.md")
-_NO_COLUMNS = {"temperature_sent", "asked_again", "pass_at", "constant", "types", "controls"}
+_NO_COLUMNS = {
+    "temperature_sent",
+    "greedy_only",
+    "asked_again",
+    "pass_at",
+    "constant",
+    "types",
+    "controls",
+}
 # The key and figures of a row as docs/contracts.md lists them; pass@k and baselines follow under
 # their own names.
 CSV_COLUMNS = tuple(name for name in F1TableRow.model_fields if name not in _NO_COLUMNS)

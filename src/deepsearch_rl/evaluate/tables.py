@@ -300,6 +300,7 @@ def build_table(
             comparison = Comparison(
                 dataset=row.dataset,
                 temperature=row.temperature,
+                greedy_only=row.greedy_only,
                 model=model,
                 other=other,
                 types=type_differences(first, second, seed, draws // TYPE_DRAWS),

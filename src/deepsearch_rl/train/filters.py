@@ -7,19 +7,75 @@ name them, and a trajectory that several of them would drop counts for the first
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from statistics import fmean
-from typing import TypeAlias
+from typing import Self, TypeAlias
+
+from pydantic import Field, model_validator
 
 from deepsearch_rl.chat.chat_messages import CLOSE_THINK, OPEN_THINK, split_thought
 from deepsearch_rl.core.answers import INSUFFICIENT, SUCCESS_F1, f1, normalise, score_rollout
 from deepsearch_rl.core.errors import ArtifactError, look_up
 from deepsearch_rl.core.own_code import is_own, load_own
-from deepsearch_rl.core.records import MAX_TITLE_BYTES, Message, Question, Trajectory
+from deepsearch_rl.core.records import (
+    MAX_TITLE_BYTES,
+    Message,
+    NonEmpty,
+    Question,
+    Record,
+    Trajectory,
+)
 from deepsearch_rl.data.titles import title_key
 from deepsearch_rl.search.gold import Gold, gold_evidence, without_space
+from deepsearch_rl.train.swift_names import (
+    SwiftAgentTemplate,
+    SwiftLossScale,
+    SwiftModelType,
+    SwiftTemplate,
+)
 
+# ms-swift's loss scale that trains the last turn of a row alone
+LAST_TURN = "last_round"
 Predicate: TypeAlias = Callable[[Trajectory, Question], bool]
 # The first line of a passage from its title on, in the form of either protocol
 _TITLE_LINE = re.compile(r"^(?:\[\d+\] (.*)|(?:<information>)?Doc \d+\(Title: (.*))$", re.MULTILINE)
+
+
+class FilterConfig(Record):
+    """Section ``filter``; raise UnknownNameError where a predicate does not exist."""
+
+    dataset: NonEmpty = Field(description="the question set that the teacher answered")
+    split: NonEmpty
+    predicates: tuple[str, ...] = Field(
+        description="which trajectories to keep; applied in this order"
+    )
+    per_question: int | None = Field(
+        ge=1, description="most trajectories of one question, the best first; null: all"
+    )
+    flatten: bool = Field(
+        description="a row per turn, trained after a history without reasoning; else a row per trajectory"
+    )
+    max_tokens: int = Field(ge=1, description="longer rows are dropped")
+    model_type: SwiftModelType = Field(
+        description="ms-swift's name of the architecture, like the following the one that sft names"
+    )
+    template: SwiftTemplate = Field(description="its chat template")
+    agent_template: SwiftAgentTemplate = Field(description="its rendering of tools")
+    loss_scale: SwiftLossScale = Field(description="its name of the tokens that carry loss")
+
+    @model_validator(mode="after")
+    def _settings_fit(self) -> Self:
+        # Refuses an unknown name
+        find_predicates(self.predicates)
+        if self.flatten != (self.loss_scale.split("+")[0] == LAST_TURN):
+            rows = (
+                "rows of single turns train"
+                if self.flatten
+                else "rows of whole trajectories train more than"
+            )
+            raise ValueError(
+                f"{rows} their last turn: {self.loss_scale!r} does not fit flatten: {self.flatten}"
+            )
+
+        return self
 
 
 def answered(trajectory: Trajectory, question: Question) -> bool:  # noqa: ARG001

@@ -40,7 +40,6 @@ from deepsearch_rl.core.files import (
 from deepsearch_rl.core.hardware import Threads, require_gpu
 from deepsearch_rl.core.progress import ProgressBar
 from deepsearch_rl.core.records import Record
-from deepsearch_rl.train.base_model import require_context
 from deepsearch_rl.train.curves import record_step
 from deepsearch_rl.train.finite import NotFiniteError, not_finite_metrics
 from deepsearch_rl.train.model_folder import (
@@ -48,6 +47,7 @@ from deepsearch_rl.train.model_folder import (
     LOWEST_LOSS,
     MANIFEST,
     TRAIN_LOG,
+    require_context,
     weight_files,
 )
 from deepsearch_rl.train.swift import (

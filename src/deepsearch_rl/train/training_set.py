@@ -17,9 +17,9 @@ newline, as for Qwen3's Thinking models), the tag is not trained.
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean
-from typing import NamedTuple, Self
+from typing import NamedTuple
 
-from pydantic import Field, JsonValue, model_validator
+from pydantic import JsonValue
 from swift.model import get_processor
 from swift.template import get_template
 
@@ -37,24 +37,17 @@ from deepsearch_rl.core.files import read_distinct, write_json, write_jsonl
 from deepsearch_rl.core.progress import track
 from deepsearch_rl.core.records import (
     FilterReport,
-    NonEmpty,
     Question,
-    Record,
     TokenCounts,
     Trajectory,
 )
-from deepsearch_rl.train.base_model import require_context
 from deepsearch_rl.train.filters import (
+    FilterConfig,
     apply_predicates,
     best_per_question,
     find_predicates,
 )
-from deepsearch_rl.train.swift_names import (
-    SwiftAgentTemplate,
-    SwiftLossScale,
-    SwiftModelType,
-    SwiftTemplate,
-)
+from deepsearch_rl.train.model_folder import require_context
 from deepsearch_rl.train.swift_rows import SwiftRow, row_targets, swift_row
 
 # Label of a token without loss
@@ -65,47 +58,6 @@ PER_QUESTION = "per_question"
 TOO_LONG = "too_long"
 # A row would hold the closing tag that the model never wrote
 UNCLOSED_THOUGHT = "unclosed_thought"
-# ms-swift's loss scale that trains the last turn of a row alone
-LAST_TURN = "last_round"
-
-
-class FilterConfig(Record):
-    """Section ``filter``; raise UnknownNameError where a predicate does not exist."""
-
-    dataset: NonEmpty = Field(description="the question set that the teacher answered")
-    split: NonEmpty
-    predicates: tuple[str, ...] = Field(
-        description="which trajectories to keep; applied in this order"
-    )
-    per_question: int | None = Field(
-        ge=1, description="most trajectories of one question, the best first; null: all"
-    )
-    flatten: bool = Field(
-        description="a row per turn, trained after a history without reasoning; else a row per trajectory"
-    )
-    max_tokens: int = Field(ge=1, description="longer rows are dropped")
-    model_type: SwiftModelType = Field(
-        description="ms-swift's name of the architecture, like the following the one that sft names"
-    )
-    template: SwiftTemplate = Field(description="its chat template")
-    agent_template: SwiftAgentTemplate = Field(description="its rendering of tools")
-    loss_scale: SwiftLossScale = Field(description="its name of the tokens that carry loss")
-
-    @model_validator(mode="after")
-    def _settings_fit(self) -> Self:
-        # Refuses an unknown name
-        find_predicates(self.predicates)
-        if self.flatten != (self.loss_scale.split("+")[0] == LAST_TURN):
-            rows = (
-                "rows of single turns train"
-                if self.flatten
-                else "rows of whole trajectories train more than"
-            )
-            raise ValueError(
-                f"{rows} their last turn: {self.loss_scale!r} does not fit flatten: {self.flatten}"
-            )
-
-        return self
 
 
 def build_training_set(
