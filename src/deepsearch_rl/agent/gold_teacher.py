@@ -299,7 +299,7 @@ def clauses(question: str, evidence: str | None = None) -> list[str]:
 
 
 def shared_words(text: str, other: str, without: str) -> list[str]:
-    """Return the words of a text that name something and stand in the other text too, each once, as they are spelled."""
+    """Return the words of a text that name something and stand in the other text too, each once, as spelled."""
     wanted = set(content_words(other, without=without))
     shared: dict[str, str] = {}
     for word in re.findall(r"\w+", text):
