@@ -26,6 +26,7 @@ from deepsearch_rl.core.errors import ConfigError, DeepsearchError
 from deepsearch_rl.core.files import atomic_file
 from deepsearch_rl.core.own_code import model_deps, own_files
 from deepsearch_rl.core.profile import PARAMS, Profile, read_values
+from deepsearch_rl.toy.pretraining import PretrainConfig
 from tools import ROOT
 from tools.packages import package_files
 
@@ -63,7 +64,7 @@ class Section(NamedTuple):
 def main() -> None:
     """Write all generated files; an error ends the command with status 1 and one paragraph."""
     try:
-        check(Profile(ROOT / PARAMS, read_values(ROOT / PARAMS)))
+        _check(Profile(ROOT / PARAMS, read_values(ROOT / PARAMS)))
         for path, text in {**generated(), **package_files()}.items():
             if not path.is_file() or path.read_text(encoding="utf-8") != text:
                 with atomic_file(path) as partial:
@@ -103,8 +104,16 @@ def generate(source: Path) -> tuple[str, str]:
     for key in kept:
         text += (sections[key].lead if key != kept[0] else "") + sections[key].body
 
-    check(Profile(source, yaml.safe_load(text)))
+    _check(Profile(source, yaml.safe_load(text)))
     return text, graph
+
+
+def _check(profile: Profile) -> None:
+    """Raise ConfigError for the first value that does not fit, those of pretraining among them."""
+    check(profile, ROOT)
+    if profile.values.get("prepare_model", {}).get("source") == "pretrain":
+        # It loads torch, which `deepsearch plan` and `doctor` do not wait for
+        profile.section("prepare_model.pretrain", PretrainConfig)
 
 
 def _sections_of(source: Path) -> dict[str, Section]:

@@ -116,6 +116,7 @@ def test_the_params_of_every_profile_fit(name: str, monkeypatch: pytest.MonkeyPa
         ("filter/max_tokens", 1025, r"filter\.max_tokens: 1025 is more than sft\.max_length: 1024"),
         ("sft/max_length", 4096, r"sft\.max_length: 4096 is more than prepare_model\.pretrain\.model\.context_tokens"),
         ("filter/template", "qwen3", r"filter\.template: qwen3 is not sft\.template: qwen3_nothinking"),
+        ("merge/template", "qwen3", r"merge\.template: qwen3 is not sft\.template: qwen3_nothinking"),
         ("filter/split", "dev", r"filter\.split: dev is not synthesize\.split: train"),
         ("choose_checkpoint/by", "loss", r"choose_checkpoint\.by: .*sft\.eval_share above 0"),
         ("sft/packing", True, r"sft: .*packing needs flash attention"),

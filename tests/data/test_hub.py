@@ -13,6 +13,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 import pytest
+from huggingface_hub import constants
 from pydantic import ValidationError
 
 from deepsearch_rl.core.errors import CheckFailedError, EndpointError
@@ -126,6 +127,20 @@ def test_a_download_that_the_server_breaks_off_is_continued_and_looks_whole_only
         assert hub.ranges == ["bytes=300000-"]
     assert files(tmp_path) == ["file.bin"]
     assert (tmp_path / "set/data/file.bin").read_bytes() == CONTENT
+
+
+@pytest.mark.parametrize("offline", [True, False])
+def test_a_finished_file_needs_no_hub_where_params_name_its_digest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, offline: bool
+) -> None:
+    with running(Hub()) as hub:
+        fetch(config(hub.url, digest=None), tmp_path)
+    # As HF_HUB_OFFLINE=1 does in a new process
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", offline)
+    nobody = "http://127.0.0.1:9"
+    fetch(config(nobody), tmp_path)
+    with pytest.raises(EndpointError, match=f"name its digest in place of null: {SHA256}"):
+        fetch(config(nobody, digest=None), tmp_path)
 
 
 @pytest.mark.slow

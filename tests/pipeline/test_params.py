@@ -1,5 +1,6 @@
 """`make params`: what a profile.yaml changes, and what it leaves out."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -8,7 +9,7 @@ from dvc.utils.serialize import parse_yaml
 
 from deepsearch_rl.core import own_code
 from deepsearch_rl.core.errors import ConfigError
-from deepsearch_rl.core.profile import Profile
+from deepsearch_rl.core.profile import Profile, read_values
 from tests.pipeline.smoke_copy import ROOT
 from tools import params
 
@@ -60,7 +61,7 @@ def test_a_profile_has_its_stages_and_the_sections_that_they_read(profiles: Path
     stages = yaml.safe_load(graph)["stages"]
     assert list(stages) == ["endpoint", "download", "chunk", "index", "evaluate", "report", "track"]
     report = stages["report"]
-    assert not {dep for dep in report["deps"] if "rl_adapter" in dep or "filter" in dep}
+    assert not {dep for dep in report["deps"] if re.search("rl_adapter|filter|ifeval", dep)}
     assert "data/mine/index" in report["deps"]
     assert "rl" not in report["params"][0]["profiles/mine/params.yaml"]
 
@@ -79,6 +80,7 @@ def test_own_code_and_own_prompts_are_deps_of_the_stages_that_read_them(profiles
     folder = profiles.parent / "mine"
     folder.mkdir()
     (folder / "rewards.py").write_text("def cites(trajectory, question, policy): return 1.0\n")
+    (folder / "prompt.txt").write_text("Answer.\n")
     (folder / "filters.py").write_text("def few(trajectory, question): return True\n")
     text, graph = params.generate(
         write_profile(
@@ -114,6 +116,7 @@ def test_own_code_and_own_prompts_are_deps_of_the_stages_that_read_them(profiles
         ("agents: {max_tokens: 9}\n", "agents is no section"),
         ("stages: [chunks]\n", "chunks is no stage"),
         ("rl: {loss: {algorithm: gspoo}}\n", "Did you mean 'gspo'"),
+        ("prepare_model: {pretrain: {subword: 9}}\n", r"prepare_model\.pretrain\.subword"),
         ("evaluate: {agent: {max_token: 9}}\n", r"agent\.max_token"),
     ],
 )
@@ -124,7 +127,7 @@ def test_what_does_not_fit_is_named(profiles: Path, change: str, message: str) -
 
 
 def test_the_params_of_tiny_fit() -> None:
-    params.check(Profile(ROOT / "params.yaml", yaml.safe_load((ROOT / "params.yaml").read_text())))
+    params.check(Profile(ROOT / "params.yaml", read_values(ROOT / "params.yaml")), ROOT)
 
 
 def test_a_model_in_a_folder_and_its_template_are_deps_of_prepare_model(profiles: Path) -> None:

@@ -230,7 +230,8 @@ def _corpora(values: Mapping[str, Any]) -> set[str] | None:
         return None
     names = set(WORLD_CORPORA)
     if download["source"] != "world":
-        names = set((download.get("folder") or {}).get("corpora", ()))
+        folder = download.get("folder") or {}
+        names = {*folder.get("corpora", ()), *folder.get("paragraphs", ())}
         names |= {"documents"} if download["source"] == "documents" else set()
     return names | set(values.get("chunk", {}).get("variants", ()))
 
@@ -320,6 +321,14 @@ def _training(values: Mapping[str, Any]) -> Iterator[str]:
                 yield (
                     f"filter.{field}: {proved} is not sft.{field}: {trained}, so that other tokens would be "
                     "trained than the filter proves; set them to the same name"
+                )
+    if "merge" in values and "sft" in values and values["merge"]["backend"] == "swift":
+        for field in ("model_type", "template"):
+            merged, trained = values["merge"][field], values["sft"][field]
+            if merged != trained:
+                yield (
+                    f"merge.{field}: {merged} is not sft.{field}: {trained}, of the model that it merges; set "
+                    "them to the same name"
                 )
     if "filter" in values and "synthesize" in values:
         for field in ("dataset", "split"):

@@ -13,6 +13,7 @@ from typing import Annotated
 
 import httpx
 from huggingface_hub import get_hf_file_metadata, hf_hub_url
+from huggingface_hub.errors import OfflineModeIsEnabled
 from huggingface_hub.utils.sha import git_hash
 from pydantic import Field
 
@@ -65,7 +66,8 @@ class _InterruptedError(Exception):
 def fetch(config: HubConfig, root: Path) -> None:
     """Complete every file of the config under ``root/<folder>/``; files with the right digest stay.
 
-    Broken connections and answers of status 429 or 5xx are tried again.
+    Broken connections and answers of status 429 or 5xx are tried again. A finished file is looked at
+    without the hub where the config has its digest.
 
     Raises:
         EndpointError: the hub does not provide a file.
@@ -89,11 +91,18 @@ def fetch(config: HubConfig, root: Path) -> None:
                     )
 
                 _fetch_file(url, root / folder / name, expected, config.attempts)
-            except (httpx.HTTPError, _InterruptedError) as error:
+            except (httpx.HTTPError, OfflineModeIsEnabled, _InterruptedError) as error:
                 problem = f"{url} was not fetched: {str(error) or type(error).__name__}"
+                path = root / folder / name
+                finished = ""
+                if digest is None and path.is_file():
+                    finished = (
+                        f" {path} needs no hub where the parameters name its digest in place of null: "
+                        f"{sha256_file(path)}."
+                    )
                 raise EndpointError(
                     f"{mask_users(problem)}. Check the network and the names in the parameters; "
-                    "the next run continues where this one stopped."
+                    f"the next run continues where this one stopped.{finished}"
                 ) from error
 
 
