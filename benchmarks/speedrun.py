@@ -50,6 +50,10 @@ INSTRUCTION_SETS = ("amx_bf16", "avx512_bf16", "avx512f", "avx2", "bf16", "asimd
 # Of the words of two questions that ask the same
 SAME_WORDS = 0.8
 LONGEST_STAGES = 3
+HEADER = (
+    *("date", "minutes", "F1", "searches", "record", "what changed"),
+    *("the longest stages, s", "GiB", "machine", "commit"),
+)
 
 
 class Inputs(Record):
@@ -71,7 +75,9 @@ class Row(Record):
 
     date: str
     commit: str
-    machine: str = Field(description="cores and instruction set, or the GPU: rows of equal ones compete")
+    machine: str = Field(
+        description="cores and instruction set, or the GPU: rows of equal ones compete"
+    )
     cpu: str
     source: str = Field(description="download.source and prepare_model.source")
     minutes: float
@@ -323,7 +329,6 @@ def table(rows: Sequence[Row]) -> str:
     if not rows:
         return "No run has been measured yet."
 
-    header = ("date", "minutes", "F1", "searches", "record", "what changed", "the longest stages, s", "GiB", "machine", "commit")  # fmt: skip
     lines: list[tuple[object, ...]] = []
     for row, levels in zip(rows, records(rows), strict=True):
         f1 = f"{row.f1:.3f} [{row.f1_low:.3f}, {row.f1_high:.3f}]"
@@ -332,7 +337,7 @@ def table(rows: Sequence[Row]) -> str:
         figures = (row.date, f"{row.minutes:.1f}", f1, f"{row.searches:.2f}", record, row.what)
         lines.append((*figures, _longest(row.stages), f"{row.peak_gib:.1f}", machine, row.commit))
 
-    return markdown_table(header, lines)
+    return markdown_table(HEADER, lines)
 
 
 def _longest(stages: str) -> str:
