@@ -1,11 +1,13 @@
 import copy
 import random
 import threading
+from typing import Any
 
 import pytest
 import torch
 from transformers import PreTrainedModel
 
+from deepsearch_rl.serve import engine as engine_module
 from deepsearch_rl.serve.engine import (
     Engine,
     EngineStoppedError,
@@ -13,6 +15,7 @@ from deepsearch_rl.serve.engine import (
     NonFiniteLogitsError,
     SamplingParams,
 )
+from deepsearch_rl.serve.packing import forward
 from deepsearch_rl.serve.slots import SlotTable
 from tests.policies import CONTEXT_TOKENS
 
@@ -185,3 +188,46 @@ def test_a_closed_engine_refuses_requests(engine: Engine) -> None:
     engine.close()
     with pytest.raises(EngineStoppedError, match="start the server again"):
         engine.generate(prompts(1)[0], GREEDY)
+
+
+def test_a_cold_burst_computes_its_common_beginning_once_and_in_passes_of_bounded_size(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    passes: list[int] = []
+
+    def counted(*arguments: Any) -> torch.Tensor:
+        passes.append(sum(map(len, arguments[-1])))
+        return forward(*arguments)
+
+    monkeypatch.setattr(engine_module, "forward", counted)
+    shared, rest = 300, 40
+    rng = random.Random(2)
+    beginning = [rng.randrange(10, 900) for _ in range(shared)]
+    burst = [[*beginning, *(rng.randrange(10, 900) for _ in range(rest))] for _ in range(24)]
+    once = SamplingParams(0.0, 1, 0)
+    running = [engine.generate(prompt, once) for prompt in burst]
+    for request in running:
+        request.result(timeout=60)
+
+    assert sum(passes) <= shared + 24 * rest
+    assert max(passes) <= engine._shapes.max_tokens
+
+
+def test_answers_go_on_while_a_long_prompt_is_computed(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine, "_shapes", engine._shapes._replace(max_tokens=64))
+    queued = threading.Event()
+    tokens: list[int] = []
+
+    def watch(token: int, _logprob: float) -> bool:
+        tokens.append(token)
+        return not queued.wait(10)
+
+    running = engine.generate(prompts(1)[0], SamplingParams(1.0, 40, 0), watch)
+    rng = random.Random(3)
+    long = engine.generate([rng.randrange(10, 900) for _ in range(480)], SamplingParams(0.0, 1, 0))
+    queued.set()
+    long.result(timeout=30)
+    assert len(tokens) >= 480 // 64
+    running.result(timeout=30)

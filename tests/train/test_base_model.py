@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from deepsearch_rl.chat.chat_messages import RETRIEVE_TOOL
 from deepsearch_rl.chat.prompts import load_chat_template
 from deepsearch_rl.core.errors import ArtifactError, ConfigError
-from deepsearch_rl.train.model_folder import context_limit, require_context
+from deepsearch_rl.core.model_config import context_limit, require_context
 from deepsearch_rl.train.prepare_model import PrepareModelConfig, prepare_model
 
 OURS = Path("src/deepsearch_rl/chat/chat_template.jinja").resolve()

@@ -18,12 +18,13 @@ passage of it was shown already.
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain, zip_longest
 
 from deepsearch_rl.agent.protocols import Reply, RolloutPolicy
 from deepsearch_rl.chat.chat_messages import search_call
 from deepsearch_rl.core.answers import CLOSED_ANSWERS, INSUFFICIENT, is_refusal, normalise
 from deepsearch_rl.core.errors import ConfigError
-from deepsearch_rl.core.records import GoldStep, Message, Question
+from deepsearch_rl.core.records import Evidence, GoldStep, Message, Question
 from deepsearch_rl.data.titles import title_key
 from deepsearch_rl.search.gold import without_space
 
@@ -31,7 +32,7 @@ from deepsearch_rl.search.gold import without_space
 _FUNCTION_WORDS = """
 a an the what which who whom whose where when how why is are was were be been do does did has have had can could of in
 on at by for to from with and or that this it its his her their as not than into between among also both one two first
-same name named called known located born according article articles report reported
+same name named called known s t located born according article articles report reported
 """
 FUNCTION_WORDS = frozenset(_FUNCTION_WORDS.split())
 _PASSAGE = re.compile(r"^\[\d+\] (.*)\n((?:.*\n?)*?)(?=\n\[\d+\] |\Z)", re.MULTILINE)
@@ -60,6 +61,8 @@ class Target:
 
     title: str | None = None
     fact: str | None = None
+    # The newspaper of a fact
+    source: str = ""
     step: GoldStep | None = None
 
     def shown_in(self, passage: Passage) -> bool:
@@ -79,7 +82,7 @@ def plan(question: Question) -> tuple[Target, ...]:
     """
     metadata = question.metadata
     if metadata.evidence_list:
-        return tuple(Target(fact=item.fact, title=item.title) for item in metadata.evidence_list)
+        return tuple(map(_target, metadata.evidence_list))
 
     if metadata.gold_steps:
         return tuple(Target(title=step.title, step=step) for step in metadata.gold_steps)
@@ -95,6 +98,11 @@ def plan(question: Question) -> tuple[Target, ...]:
         "metadata), so the gold teacher cannot answer it; leave such questions out, or let synthesize.teacher name "
         "the folder of a model."
     )
+
+
+def _target(evidence: Evidence) -> Target:
+    source = (evidence.model_extra or {}).get("source")
+    return Target(evidence.title, evidence.fact, source if isinstance(source, str) else "")
 
 
 class GoldTeacher(RolloutPolicy):
@@ -130,8 +138,9 @@ class GoldTeacher(RolloutPolicy):
 
         if len(asked) < self._max_searches:
             targets = missing or self._by_answer(answer, passages)
+            before = {"", *map(normalise, asked)}
             for query in self._searches(targets, passages):
-                if query not in asked:
+                if normalise(query) not in before:
                     return query, ""
 
         return "", answer if found else INSUFFICIENT
@@ -155,41 +164,88 @@ class GoldTeacher(RolloutPolicy):
         for passage in passages:
             read += [passage.title, passage.text]
 
-        for target in targets:
-            yield from self._queries(target, read, passages)
+        queries = [self._queries(target, read, passages) for target in targets]
+        # Facts do not depend on each other: each is asked for once before one is asked for again
+        independent = any(target.fact for target in targets)
+        yield from _in_turn(queries) if independent else chain.from_iterable(queries)
 
         yield " ".join(capitalised(question) or content_words(question))
+        # More of what was found may name what is missing
+        for target in self._targets:
+            name = bare(target.title or "")
+            if target not in targets and _any_names(name, read):
+                yield name
+        if targets:
+            yield from clauses(question)
 
     def _queries(
         self, target: Target, read: Sequence[str], passages: Sequence[Passage]
     ) -> Iterator[str]:
         """Yield the queries of a target, of words that were read."""
-        question = self._question.question
         if target.fact:
-            yield from clauses_like(f"{target.title} {target.fact}", question)
+            yield from self._fact_queries(target, passages)
             return
 
-        step = self._resolve(target.step.question, passages) if target.step else ""
-        if step:
-            known = set(content_words(" ".join(read)))
-            yield " ".join(word for word in step.split() if set(content_words(word)) <= known)
+        if target.step:
+            yield from self._step_queries(target.step, read, passages)
 
-        name = bare(target.title) if target.title else ""
-        if name and any(names(name, text) for text in read):
-            yield name
-            yield " ".join([name, *content_words(question, without=name)])
+        name = bare(target.title or "")
+        if _any_names(name, read):
+            yield from self._name_queries(name)
+        # Of "Carroll County, New Hampshire"
+        short = name.partition(",")[0]
+        if _any_names(short, read):
+            yield short
 
-    def _resolve(self, question: str, passages: Sequence[Passage]) -> str:
-        """Return a step's question with the answers that it refers to; empty where one of them is not shown."""
+    def _name_queries(self, name: str) -> Iterator[str]:
+        yield name
+        yield " ".join([name, *content_words(self._question.question, without=name)])
+
+    def _step_queries(
+        self, step: GoldStep, read: Sequence[str], passages: Sequence[Passage]
+    ) -> Iterator[str]:
+        """Yield what a step asks, without words that were not read, and what it asks about."""
+        resolved = self._resolve(step.question, passages)
+        if not resolved:
+            return
+
+        subject, asked = resolved
+        known = set(_words(" ".join(read)))
+        words = [word for word in asked.split() if known.issuperset(_words(word))]
+        while words and not content_words(words[-1]):
+            words.pop()
+        yield " ".join(words)
+        if _any_names(subject, read):
+            yield from self._name_queries(subject)
+
+    def _fact_queries(self, target: Target, passages: Sequence[Passage]) -> Iterator[str]:
+        """Yield the words that the question shares with a fact, these with names that were read, and clauses."""
+        question = self._question.question
+        source = target.source if names(target.source, question) else ""
+        evidence = f"{target.title}\n{target.fact}"
+        shared = shared_words(question, evidence, without=source)
+        yield " ".join([source, *shared]).strip()
+
+        read = " ".join(f"{item.title}\n{item.text}" for item in passages)
+        others = shared_words(" ".join(capitalised(read)), evidence, without=question)
+        yield " ".join([source, *shared, *others]).strip()
+        yield from clauses(question, evidence)
+
+    def _resolve(self, question: str, passages: Sequence[Passage]) -> tuple[str, str] | None:
+        """Return what a step asks about, and its question in words; None if it needs an answer that is not shown."""
+        subject, relation, _ = question.partition(" >> ")
+        if not relation:
+            subject = ""
         for number in _REFERENCE.findall(question):
             place = int(number) - 1
             step = self._targets[place].step if place < len(self._targets) else None
             answer = (step.answer if step else None) or ""
             if not any(names(answer, f"{item.title}\n{item.text}") for item in passages):
-                return ""
+                return None
             question = question.replace(f"#{number}", answer)
+            subject = answer
 
-        return question.replace(" >> ", " ").rstrip("?")
+        return subject, question.replace(" >> ", " ").rstrip("?")
 
     def _shown_answer(self, passages: Sequence[Passage]) -> str:
         """Return the golden answer that the passages or the question show; empty where none does."""
@@ -227,9 +283,12 @@ def capitalised(question: str) -> list[str]:
     return [word for word in words[1:] if word[0].isupper() or word[0].isdigit()]
 
 
-def clauses_like(evidence: str, question: str) -> list[str]:
-    """Return the clauses of a question that share a word with the evidence, those with the most first."""
-    wanted = set(content_words(evidence))
+def clauses(question: str, evidence: str | None = None) -> list[str]:
+    """Return the clauses of a question by how many words they share with the evidence, the most first.
+
+    Clauses that share none are left out. Without evidence all words that name something count.
+    """
+    wanted = set(content_words(question if evidence is None else evidence))
     shared: dict[str, int] = {}
     for part in _CLAUSE_END.split(question.rstrip("?")):
         clause = " ".join(part.split())
@@ -237,3 +296,22 @@ def clauses_like(evidence: str, question: str) -> list[str]:
         if count:
             shared[clause] = count
     return sorted(shared, key=lambda clause: -shared[clause])
+
+
+def shared_words(text: str, other: str, without: str) -> list[str]:
+    """Return the words of a text that name something and stand in the other text too, each once, as spelled."""
+    wanted = set(content_words(other, without=without))
+    shared: dict[str, str] = {}
+    for word in re.findall(r"\w+", text):
+        if word.casefold() in wanted:
+            shared.setdefault(word.casefold(), word)
+    return list(shared.values())
+
+
+def _in_turn(queries: Sequence[Iterator[str]]) -> Iterator[str]:
+    for round_ in zip_longest(*queries, fillvalue=""):
+        yield from round_
+
+
+def _any_names(name: str, texts: Sequence[str]) -> bool:
+    return any(names(name, text) for text in texts)

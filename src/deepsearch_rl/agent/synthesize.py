@@ -34,7 +34,7 @@ from deepsearch_rl.agent.config import (
     ScriptedConfig,
     write_manifest,
 )
-from deepsearch_rl.agent.gold_teacher import GoldTeacher
+from deepsearch_rl.agent.gold_teacher import GoldTeacher, plan
 from deepsearch_rl.agent.rollout import PolicyPerRollout, SearchAgent
 from deepsearch_rl.chat.endpoint import Endpoint, open_endpoint, read_remote
 from deepsearch_rl.chat.prompts import (
@@ -131,7 +131,7 @@ def open_teacher(
     name = config.teacher
     folder = Path(name)
     if name == GOLD:
-        yield Teacher(_gold(config.gold, setting.agent.max_searches), None)
+        yield Teacher(_gold(config.gold, questions, setting.agent.max_searches), None)
         return
 
     if name.rstrip("/") == SCRIPTED:
@@ -160,11 +160,18 @@ def open_teacher(
         yield Teacher(endpoint, [weights, endpoint.model, serving.digest_of_answers()])
 
 
-def _gold(config: GoldConfig | None, max_searches: int) -> PolicyPerRollout:
+def _gold(
+    config: GoldConfig | None, questions: Sequence[Question], max_searches: int
+) -> PolicyPerRollout:
     if config is None:
         raise ConfigError(
             f"synthesize.teacher is {GOLD}, but synthesize.gold is null; give its min_searches."
         )
+
+    for question in questions:
+        # Refuse a set without gold evidence before the first answer
+        plan(question)
+
     return lambda question, _sample: GoldTeacher(question, config.min_searches, max_searches)
 
 

@@ -15,6 +15,7 @@ from deepsearch_rl.agent.synthesize import SynthesizeConfig
 from deepsearch_rl.chat.endpoint import RemoteConfig
 from deepsearch_rl.cli.doctor import Requirements
 from deepsearch_rl.core.errors import ConfigError, UnknownNameError, look_up
+from deepsearch_rl.core.model_config import CONFIG, require_context
 from deepsearch_rl.core.profile import Profile
 from deepsearch_rl.core.records import Record
 from deepsearch_rl.core.stage import SOURCES
@@ -33,7 +34,6 @@ from deepsearch_rl.track.contents import TrackConfig
 from deepsearch_rl.train.choose_checkpoint import ChooseCheckpointConfig
 from deepsearch_rl.train.filters import FilterConfig
 from deepsearch_rl.train.merge_config import MergeConfig
-from deepsearch_rl.train.model_folder import CONFIG, require_context
 from deepsearch_rl.train.prepare_model import PrepareModelConfig
 from deepsearch_rl.train.prompt_search import OptimizePromptConfig
 from deepsearch_rl.train.rl.rl_config import RlConfig

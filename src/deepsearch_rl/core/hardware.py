@@ -9,6 +9,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, TypeAlias
 
+import psutil
 from pydantic import Field
 
 from deepsearch_rl.core.errors import UnavailableError
@@ -41,6 +42,19 @@ def _quota(cgroup: Path) -> float | None:
         return quota_us / period_us if quota_us > 0 else None
 
     return None
+
+
+def free_memory_bytes(cgroup: Path = CGROUP) -> int:
+    """Return how much memory this process may still take: the machine's free one, but no more than its container's."""
+    free = psutil.virtual_memory().available
+    # cgroups v2 have "max" or a number, and count the page cache as used
+    with contextlib.suppress(OSError, ValueError):
+        limit = int((cgroup / "memory.max").read_text(encoding="ascii"))
+        used = int((cgroup / "memory.current").read_text(encoding="ascii"))
+        statistics = (cgroup / "memory.stat").read_text(encoding="ascii").split()
+        cached = int(statistics[statistics.index("inactive_file") + 1])
+        free = min(free, limit - used + cached)
+    return free
 
 
 def require_gpu(purpose: str, packages: Sequence[str] = ()) -> None:

@@ -105,8 +105,8 @@ class Engine:
     whose slot is then free.
 
     Args:
-        model: a causal language model with grouped-query attention and full attention in every
-            layer (Qwen3).
+        model: a causal language model that :mod:`deepsearch_rl.serve.fit` lets pass, in float32 or
+            bfloat16. The head of one in 16 bits is made float32.
         slots: conversations kept; at most half of them run at once, the rest are there to be
             continued.
         context_tokens: longest prompt plus answer.
@@ -114,6 +114,10 @@ class Engine:
 
     def __init__(self, model: PreTrainedModel, slots: int, context_tokens: int) -> None:
         model.config._attn_implementation = ATTENTION
+        # A logit of 16 to 32 has steps of 0.125 in bfloat16, and RL's trainer multiplies in float32.
+        # The weight may be the embedding's, too, so the head gets one of its own.
+        if model.dtype is not torch.float32:
+            model.lm_head.weight = torch.nn.Parameter(model.lm_head.weight.detach().float())
         self._model = model
         self._end_ids = frozenset(end_ids(model))
         self.context_tokens = context_tokens

@@ -27,6 +27,7 @@ from deepsearch_rl.core.hardware import Threads, require_gpu
 from deepsearch_rl.core.processes import LOOPBACK, free_port, starting_server
 from deepsearch_rl.core.records import NonEmpty, Record
 from deepsearch_rl.serve.adapters import Adapter, read_adapter, served_rank
+from deepsearch_rl.serve.fit import Room, require_fit
 
 ServingBackend = Literal["cpu", "vllm"]
 
@@ -53,6 +54,11 @@ class CpuConfig(Record):
     )
     threads: Threads = Field(description="of each server; null: as many as cores")
     start_timeout_s: float = Field(gt=0, description="how long the server may take to load")
+
+    def room(self, servers: int) -> Room:
+        """Return what so many servers are told to keep."""
+        fields = (f"serving.cpu.{name}" for name in ("slots", "context_tokens", "dtype"))
+        return Room(self.slots, self.context_tokens, self.dtype, servers, *fields)
 
 
 class VllmConfig(Record):
@@ -132,19 +138,23 @@ def serve_models(folder: Path, config: ServingConfig) -> Iterator[list[Endpoint]
 
     with contextlib.ExitStack() as servers:
         # They load side by side
-        waits = [servers.enter_context(start_model(folder, config)) for _ in range(count)]
+        starting = (start_model(folder, config, count) for _ in range(count))
+        waits = [servers.enter_context(server) for server in starting]
         yield [wait_for_model() for wait_for_model in waits]
 
 
 @contextlib.contextmanager
-def start_model(folder: Path, config: ServingConfig) -> Iterator[Callable[[], Endpoint]]:
+def start_model(
+    folder: Path, config: ServingConfig, servers: int = 1
+) -> Iterator[Callable[[], Endpoint]]:
     """Start what :func:`serve_model` serves, and yield a function that waits until it answers and returns where.
 
-    A model takes seconds to load, in which the caller can start and load other things.
+    A model takes seconds to load, in which the caller can start and load other things. ``servers``
+    is how many of it share this machine's memory.
 
-    Raises as :func:`require_backend`, :func:`read_adapter` and :func:`open_endpoint`; ArtifactError
-    if ``folder`` holds no model. The function raises EndpointError, with the server's last lines, if
-    it ended or did not answer in time.
+    Raises as :func:`require_backend`, :func:`read_adapter`, :func:`require_fit` and
+    :func:`open_endpoint`; ArtifactError if ``folder`` holds no model. The function raises
+    EndpointError, with the server's last lines, if it ended or did not answer in time.
     """
     remote = read_remote(folder)
     if remote is not None:
@@ -164,6 +174,7 @@ def start_model(folder: Path, config: ServingConfig) -> Iterator[Callable[[], En
     listener = None
 
     if isinstance(settings, CpuConfig):
+        require_fit(base, settings.room(servers))
         # Bound here and inherited, so that no other program takes the port in between
         listener = socket.create_server((LOOPBACK, 0))
         port = listener.getsockname()[1]

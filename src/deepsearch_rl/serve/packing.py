@@ -244,9 +244,10 @@ def _logits(model: PreTrainedModel, shapes: Shapes, last_BE: torch.Tensor) -> to
     parts: list[torch.Tensor] = []
     for part_BE in last_BE.split(shapes.max_tokens):
         rows = padded(len(part_BE), shapes.tokens)
-        parts.append(model.lm_head(part_BE[rows])[: len(part_BE)])
+        hidden = part_BE[rows].to(model.lm_head.weight.dtype)
+        parts.append(model.lm_head(hidden)[: len(part_BE)])
 
-    return torch.cat(parts).float()
+    return torch.cat(parts)
 
 
 AttentionInterface.register(ATTENTION, _attention)

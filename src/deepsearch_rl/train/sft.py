@@ -38,6 +38,7 @@ from deepsearch_rl.core.files import (
     write_jsonl,
 )
 from deepsearch_rl.core.hardware import Threads, require_gpu
+from deepsearch_rl.core.model_config import require_context
 from deepsearch_rl.core.progress import ProgressBar
 from deepsearch_rl.core.records import Record
 from deepsearch_rl.train.curves import record_step
@@ -47,7 +48,6 @@ from deepsearch_rl.train.model_folder import (
     LOWEST_LOSS,
     MANIFEST,
     TRAIN_LOG,
-    require_context,
     weight_files,
 )
 from deepsearch_rl.train.swift import (

@@ -34,6 +34,7 @@ from deepsearch_rl.chat.chat_messages import (
 from deepsearch_rl.core.answers import score_rollout
 from deepsearch_rl.core.errors import CheckFailedError, ConfigError
 from deepsearch_rl.core.files import read_distinct, write_json, write_jsonl
+from deepsearch_rl.core.model_config import require_context
 from deepsearch_rl.core.progress import track
 from deepsearch_rl.core.records import (
     FilterReport,
@@ -47,7 +48,6 @@ from deepsearch_rl.train.filters import (
     best_per_question,
     find_predicates,
 )
-from deepsearch_rl.train.model_folder import require_context
 from deepsearch_rl.train.swift_rows import SwiftRow, row_targets, swift_row
 
 # Label of a token without loss

@@ -17,7 +17,9 @@ from deepsearch_rl.chat.chat_messages import (
 )
 from deepsearch_rl.chat.prompts import TrainedWith, require_trained_with, served_with
 from deepsearch_rl.core.errors import ArtifactError, ConfigError
+from deepsearch_rl.core.model_config import require_context
 from deepsearch_rl.core.records import Message
+from deepsearch_rl.serve.fit import Room, require_fit
 from deepsearch_rl.train.rewards import PolicyText, ThinkLength, require_scores
 from deepsearch_rl.train.rl.rl_config import RlConfig
 from deepsearch_rl.train.rl.rl_trainer import RlTask
@@ -33,7 +35,8 @@ def check_task(task: RlTask, config: RlConfig) -> tuple[TrainedWith, PolicyText]
 
     Raises:
         ConfigError: params have no number of steps for this start, more of them than ``rl.epochs``,
-            rollouts longer than what is trained on, a reward that never changes, a prompt of the
+            rollouts longer than what is trained on or than the model reads, an architecture that the
+            engine does not serve, too little memory for its slots, a reward that never changes, a prompt of the
             other protocol, or thoughts that are not sent back; or the start was trained with a
             different prompt, tool or chat template, or its template cannot show the rollouts.
         ArtifactError: a split without a question.
@@ -48,6 +51,12 @@ def check_task(task: RlTask, config: RlConfig) -> tuple[TrainedWith, PolicyText]
             raise ArtifactError(
                 f"the {split} split of rl.dataset {config.dataset!r} has no question."
             )
+
+    require_context(task.start, {"agent.context_tokens": task.agent.context_tokens})
+    if config.backend.device == "cpu":
+        fields = ("rl.sampler.slots", "agent.context_tokens", "rl.dtype")
+        room = Room(config.sampler.slots, task.agent.context_tokens, config.dtype, 1, *fields)
+        require_fit(task.start, room)
 
     _require_few_steps(task, config)
     # Characters in place of tokens: the policy's tokenizer is not loaded yet
