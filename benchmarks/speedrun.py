@@ -283,7 +283,8 @@ def _machine() -> str:
         return torch.cuda.get_device_name(0)
     features = f"{_cpu('flags')} {_cpu('Features')}".split()
     known = [name for name in INSTRUCTION_SETS if name in features]
-    return f"{usable_cores()} cores, {known[0] if known else 'unknown'}"
+    cores = usable_cores()
+    return f"{cores} core{'s' if cores > 1 else ''}, {known[0] if known else 'unknown'}"
 
 
 def _cpu(field: str) -> str:
