@@ -1,6 +1,8 @@
 # The whole job and its checks. `make help` lists what there is, in groups; PROFILE=smoke (or gpu) selects another profile.
 PROFILE ?= tiny
 POOL    ?= cpu
+FROM    ?= base
+ROUNDS  ?= 2
 PYTHON  ?= $(shell for python in python3.11 python3.12 python3; do $$python -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo $$python; break; }; done)
 
 BIN   := .venv/bin
@@ -44,11 +46,13 @@ flow: environment  ##run the graph as a Prefect flow run: a task per stage
 	@$(BIN)/python -m flows.reproduce $(PROFILE)
 	@$(BIN)/deepsearch summary $(PROFILE)
 
-# Round n samples from the model of round n - 1, which is kept as models/PROFILE/rft/<n - 1>.
-rft: environment  ##run ROUNDS (2) of rejection sampling: SFT on the model's own right answers, then on the new model's
-	@from=models/$(PROFILE)/base; for round in $$(seq $(or $(ROUNDS),2)); do \
-	  $(BIN)/dvc exp run $(GRAPH):merge -S $(PARAMS):synthesize.teacher=$$from || exit 1; \
-	  from=models/$(PROFILE)/rft/$$round; rm -rf $$from && mkdir -p models/$(PROFILE)/rft && cp -r models/$(PROFILE)/sft $$from || exit 1; \
+# Round n samples from the model of round n - 1, which is kept as models/PROFILE/rft/<n - 1>; FROM is round 0's model.
+rft: environment  ##run ROUNDS (2) of rejection sampling from the model FROM (base): SFT on its own right answers, then on the new model's
+	@test -d models/$(PROFILE)/$(FROM) || { echo "error: models/$(PROFILE)/$(FROM) does not exist yet; run make repro PROFILE=$(PROFILE) up to it first." >&2; exit 1; }
+	@test -d models/$(PROFILE)/rft/0 || { mkdir -p models/$(PROFILE)/rft && cp -r models/$(PROFILE)/$(FROM) models/$(PROFILE)/rft/0; }
+	@for round in $$(seq $(ROUNDS)); do \
+	  $(BIN)/dvc exp run $(GRAPH):merge $(addprefix -S $(PARAMS):,$(SET)) -S $(PARAMS):synthesize.teacher=models/$(PROFILE)/rft/$$((round - 1)) || exit 1; \
+	  rm -rf models/$(PROFILE)/rft/$$round && cp -r models/$(PROFILE)/sft models/$(PROFILE)/rft/$$round || exit 1; \
 	done
 
 plan: environment  ##start what a run of PROFILE takes: time, disk, memory, an API's tokens and their price
