@@ -13,7 +13,7 @@ PARAMS := $(patsubst %dvc.yaml,%params.yaml,$(GRAPH))
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help environment documents repro flow rft plan preflight ui deploy worker worker-service test test-all unit lint bench gpu-environments verl-environment art-vllm check-gpu-calls check-trainers readme params
+.PHONY: help environment documents repro flow rft plan preflight ui deploy worker worker-service test test-all unit lint bench speedrun gpu-environments verl-environment art-vllm check-gpu-calls check-trainers readme params
 
 # The targets of a group: those whose line has the group's name after ##.
 LIST = echo '$(1)'; sed -n 's/^\([a-z-]*\):.*\#\#$(2) /  make \1\t/p' Makefile | expand -t 26
@@ -102,9 +102,13 @@ lint: environment  ##change ruff, import-linter, pyright, and whether uv.lock fi
 bench: environment  ##change the speed of retrieval as ratios to other libraries, against the committed ones; 3 minutes on a quiet machine
 	@$(BIN)/python -m benchmarks.ratios
 
-readme: environment  ##change the generated parts of documents: README's results, the gpu profile's departures
+speedrun: environment  ##change minutes from a clone of HEAD to F1 on 200 real questions, as a row of docs/speedrun.md that says WHAT changed; 30 minutes of two cores
+	@$(BIN)/python -m benchmarks.speedrun "$(WHAT)"
+
+readme: environment  ##change the generated parts of documents: README's results, the gpu profile's departures, the speedrun's table
 	@$(BIN)/python -m tools.readme
 	@$(BIN)/python -m tools.departures
+	@$(BIN)/python -m benchmarks.speedrun --table
 
 params: environment  ##change params.yaml and dvc.yaml of every profile, from the project's own two and profiles/*/profile.yaml
 	@$(BIN)/python -m tools.params

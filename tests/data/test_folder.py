@@ -290,6 +290,25 @@ def test_questions_are_chosen_by_fields_before_they_are_shuffled_and_cut(
         chosen({"question_type": "bridge"}, val=5)
 
 
+def test_a_question_that_is_left_out_moves_no_other_one_between_splits(tmp_path: Path) -> None:
+    write(tmp_path / "h.jsonl", *(HOTPOT | {"id": name} for name in "abcdef"))
+
+    def splits(*left_out: str) -> dict[str, set[str]]:
+        source = {"format": "hotpotqa", "path": "h.jsonl", "shuffle_seed": 1, "id_prefix": "h_"}
+        source |= {"splits": {"val": 2, "train": None}, "left_out": left_out}
+        sets = {"h": (QuestionSource.model_validate(source),)}
+        config = FolderConfig(root=tmp_path, corpora={}, questions=sets)
+        read = read_question_sets(config)["h"]
+        return {split: {question.id for question in read[split]} for split in read}
+
+    whole = splits()
+    first = min(whole["train"])
+    kept = splits(first.removeprefix("h_"))
+    assert kept == {"val": whole["val"], "train": whole["train"] - {first}}
+    with pytest.raises(ConfigError, match="`left_out` names 'z', which is no question's id"):
+        splits("z")
+
+
 def own_paragraphs(root: Path, *sources: dict, **paragraphs: list[str]) -> FolderConfig:
     return FolderConfig.model_validate(
         {"root": root, "corpora": {}, "questions": {"h": sources}, "paragraphs": paragraphs}

@@ -24,7 +24,7 @@ from deepsearch_rl.core.files import (
     write_jsonl,
 )
 from deepsearch_rl.core.own_code import is_own, load_own
-from deepsearch_rl.core.records import Document, Question, Record
+from deepsearch_rl.core.records import Document, NonEmpty, Question, Record
 from deepsearch_rl.data.catalogue import CORPUS_FORMATS, PARAGRAPHS, QUESTION_FORMATS
 from deepsearch_rl.data.documents import DocumentFolder
 from deepsearch_rl.data.hub import HubConfig, fetch
@@ -58,6 +58,10 @@ class QuestionSource(CorpusSource):
     )
     splits: dict[str, Annotated[int, Field(ge=1)] | None] = Field(
         description="split -> number of questions, cut in this order; null, for the last one, takes the rest"
+    )
+    left_out: tuple[NonEmpty, ...] = Field(
+        default=(),
+        description="ids of questions that no split gets; all others stay in their splits",
     )
     id_prefix: str = Field(
         default="", description="put before each id, so that ids of several sources differ"
@@ -321,6 +325,9 @@ def _read_splits(root: Path, source: QuestionSource) -> Iterator[tuple[str, list
         raise ArtifactError(
             f"{path}: two questions have the id {repeated!r}; ids must differ within a file."
         )
+    unknown = {*source.left_out} - {question.id for question in questions}
+    if unknown:
+        raise ConfigError(f"{path}: `left_out` names {min(unknown)!r}, which is no question's id.")
 
     if source.where:
         questions = select(path, source.where, questions)
@@ -334,6 +341,7 @@ def _read_splits(root: Path, source: QuestionSource) -> Iterator[tuple[str, list
         # Many sets are sorted by type
         random.Random(source.shuffle_seed).shuffle(questions)
 
+    left_out = {source.id_prefix + name for name in source.left_out}
     start = 0
     for split, count in source.splits.items():
         end = len(questions) if count is None else start + count
@@ -344,5 +352,5 @@ def _read_splits(root: Path, source: QuestionSource) -> Iterator[tuple[str, list
                 f"the split {split!r} cannot have {'the rest' if count is None else count}."
             )
 
-        yield split, questions[start:end]
+        yield split, [each for each in questions[start:end] if each.id not in left_out]
         start = end

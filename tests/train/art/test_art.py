@@ -346,7 +346,7 @@ def test_the_sampler_is_closed_in_the_process_of_its_service(
     task: RlTask, config: RlConfig, tmp_path: Path
 ) -> None:
     service = OwnService("policy", str(tmp_path), task, config)
-    service.__dict__["_sampler"] = RecordedSampler(tmp_path, 2, CONTEXT_TOKENS)
+    service.__dict__["_sampler"] = RecordedSampler(tmp_path, config, CONTEXT_TOKENS)
     backend = ServiceBackend(config=config, path=str(tmp_path), in_process=False)
     backend._services["policy"] = move_to_child_process(service)
     asyncio.run(backend.close())

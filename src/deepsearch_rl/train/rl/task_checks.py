@@ -52,12 +52,6 @@ def check_task(task: RlTask, config: RlConfig) -> tuple[TrainedWith, PolicyText]
                 f"the {split} split of rl.dataset {config.dataset!r} has no question."
             )
 
-    require_context(task.start, {"agent.context_tokens": task.agent.context_tokens})
-    if config.backend.device == "cpu":
-        fields = ("rl.sampler.slots", "agent.context_tokens", "rl.dtype")
-        room = Room(config.sampler.slots, task.agent.context_tokens, config.dtype, 1, *fields)
-        require_fit(task.start, room)
-
     _require_few_steps(task, config)
     # Characters in place of tokens: the policy's tokenizer is not loaded yet
     require_scores(config.rewards, task.train[0], PolicyText(len, config.think_length))
@@ -74,6 +68,11 @@ def check_task(task: RlTask, config: RlConfig) -> tuple[TrainedWith, PolicyText]
     require_template(chat_format, task.agent, task.start)
     policy = policy_text(chat_format, config.think_length)
     _require_thoughts_sent_back(task, policy)
+    require_context(task.start, {"agent.context_tokens": task.agent.context_tokens})
+    if config.backend.device == "cpu":
+        fields = ("rl.sampler.slots", "agent.context_tokens", "rl.dtype")
+        room = Room(config.sampler.slots, task.agent.context_tokens, config.dtype, 1, *fields)
+        require_fit(task.start, room)
     return served, policy
 
 
