@@ -11,6 +11,7 @@ process of its own. A folder that describes a server which runs already
 """
 
 import contextlib
+import json
 import socket
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -50,6 +51,8 @@ class CpuConfig(Record):
     )
     servers: int = Field(
         ge=1,
+        # Answers do not depend on it, so no digest of settings may
+        exclude=True,
         description="that an evaluation starts and shares its rollouts among: one for each idle core",
     )
     threads: Threads = Field(description="of each server; null: as many as cores")
@@ -95,8 +98,7 @@ class ServingConfig(Record):
     def digest_of_answers(self) -> str:
         """Return the SHA-256 of how weights are served: backend and settings that change an answer."""
         settings: CpuConfig | VllmConfig | None = getattr(self, self.backend)
-        excluded = {"servers", "start_timeout_s"}
-        fields = settings and settings.model_dump(mode="json", exclude=excluded)
+        fields = settings and settings.model_dump(mode="json", exclude={"start_timeout_s"})
         return sha256_json([self.backend, fields])
 
 
@@ -178,7 +180,7 @@ def start_model(
         # Bound here and inherited, so that no other program takes the port in between
         listener = socket.create_server((LOOPBACK, 0))
         port = listener.getsockname()[1]
-        arguments = [listener.fileno(), base, SERVED_NAME, settings.model_dump_json()]
+        arguments = [listener.fileno(), base, SERVED_NAME, _one_server(settings)]
         arguments += [adapter.folder] if adapter else []
         command = [sys.executable, "-m", "deepsearch_rl.serve.chat_process", *map(str, arguments)]
     else:
@@ -202,6 +204,11 @@ def start_model(
             return endpoint
 
         yield wait_for_model
+
+
+def _one_server(config: CpuConfig) -> str:
+    """Return the settings of one server as JSON."""
+    return json.dumps({**config.model_dump(mode="json"), "servers": 1})
 
 
 def adapter_flags(adapter: Adapter) -> list[str]:
