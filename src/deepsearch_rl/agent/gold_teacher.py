@@ -35,7 +35,10 @@ on at by for to from with and or that this it its his her their as not than into
 same name named called known s t located born according article articles report reported
 """
 FUNCTION_WORDS = frozenset(_FUNCTION_WORDS.split())
-_PASSAGE = re.compile(r"^\[\d+\] (.*)\n((?:.*\n?)*?)(?=\n\[\d+\] |\Z)", re.MULTILINE)
+# What a relation without its last word ends in: "place of" of "place of birth"
+_OPEN_ENDS = frozenset(
+    {"a", "an", "the", "of", "in", "on", "at", "by", "for", "from", "to", "with"}
+)
 _REFERENCE = re.compile(r"#(\d+)")
 # What tells titles of one name apart: "Lilu (mythology)"
 _BRACKET = re.compile(r"\s*\([^()]*\)$")
@@ -52,7 +55,15 @@ class Passage:
 
 def read_passages(observation: str) -> list[Passage]:
     """Return the passages of a tool message (:func:`deepsearch_rl.chat.chat_messages.format_passages`)."""
-    return [Passage(title, text.strip()) for title, text in _PASSAGE.findall(observation)]
+    passages: list[Passage] = []
+    _, _, rest = f"\n\n{observation}".partition("\n\n[1] ")
+    while rest:
+        # A line such as "[7] x" in a text begins none
+        passage, _, rest = rest.partition(f"\n\n[{len(passages) + 2}] ")
+        title, _, text = passage.partition("\n")
+        passages.append(Passage(title, text))
+
+    return passages
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,7 +223,7 @@ class GoldTeacher(RolloutPolicy):
         subject, asked = resolved
         known = set(_words(" ".join(read)))
         words = [word for word in asked.split() if known.issuperset(_words(word))]
-        while words and not content_words(words[-1]):
+        while words and words[-1].casefold() in _OPEN_ENDS:
             words.pop()
         yield " ".join(words)
         if _any_names(subject, read):
