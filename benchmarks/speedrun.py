@@ -24,7 +24,7 @@ from pydantic import Field
 
 from benchmarks.measure import fill_section, markdown_table
 from deepsearch_rl.cli.summary import latest_runs
-from deepsearch_rl.core.answers import normalise
+from deepsearch_rl.core.answers import normalise, word_similarity
 from deepsearch_rl.core.errors import CheckFailedError, ConfigError
 from deepsearch_rl.core.files import read_jsonl, read_record, sha256_file, sha256_json
 from deepsearch_rl.core.hardware import usable_cores
@@ -137,7 +137,7 @@ def measure(root: Path, what: str) -> Row:
         machine=_machine(),
         cpu=_cpu("model name"),
         source=f"{source}, {base}",
-        minutes=round(seconds / 60, 1),
+        minutes=round(seconds / 60, 2),
         f1=score.f1,
         f1_low=score.f1_low,
         f1_high=score.f1_high,
@@ -238,7 +238,7 @@ def require_unseen(val: Sequence[Question], trained: Iterable[Question], where: 
     for other in trained:
         words = _words(other)
         for question, own in zip(val, val_words, strict=True):
-            alike = len(words & own) >= SAME_WORDS * len(words | own)
+            alike = word_similarity(words, own) >= SAME_WORDS
             if alike or (_gold(question) and _gold(question) & _gold(other)):
                 raise CheckFailedError(
                     f"{where} has {other.question!r}, which asks what {question.id} of the {QUESTIONS} questions asks "
@@ -335,7 +335,7 @@ def table(rows: Sequence[Row]) -> str:
         f1 = f"{row.f1:.3f} [{row.f1_low:.3f}, {row.f1_high:.3f}]"
         record = ", ".join(f"**{level:.2f}**" for level in levels)
         machine = f"{row.machine} ({row.cpu}); {row.source}"
-        figures = (row.date, f"{row.minutes:.1f}", f1, f"{row.searches:.2f}", record, row.what)
+        figures = (row.date, str(row.minutes), f1, f"{row.searches:.2f}", record, row.what)
         lines.append((*figures, _longest(row.stages), f"{row.peak_gib:.1f}", machine, row.commit))
 
     return markdown_table(HEADER, lines)
@@ -368,7 +368,7 @@ def main() -> None:
             row = measure(root, options.what)
             append_row(root, row)
             sys.stdout.write(
-                f"{row.minutes:.1f} minutes, F1 {row.f1:.3f} [{row.f1_low:.3f}, {row.f1_high:.3f}]: in {ROWS} and "
+                f"{row.minutes} minutes, F1 {row.f1:.3f} [{row.f1_low:.3f}, {row.f1_high:.3f}]: in {ROWS} and "
                 f"{DOCUMENT}; commit them. The run is in {CLONES / row.commit}.\n"
             )
         fill_section(root / DOCUMENT, PROFILE, table(read_rows(root)))

@@ -16,6 +16,19 @@ from deepsearch_rl.serve.engine import Engine
 from deepsearch_rl.serve.launch import ServingConfig
 from tests.policies import CONTEXT_TOKENS
 
+# Section serving of a server for the policies of tests
+CPU_SERVING = {
+    "backend": "cpu",
+    "cpu": {
+        "slots": 8,
+        "context_tokens": CONTEXT_TOKENS,
+        "servers": 1,
+        "dtype": "float32",
+        "threads": 1,
+        "start_timeout_s": 120,
+    },
+}
+
 
 @contextmanager
 def running_engine(folder: Path) -> Iterator[Engine]:

@@ -10,6 +10,7 @@ from typer.testing import CliRunner
 
 from deepsearch_rl.cli.main import app
 from deepsearch_rl.cli.plan import Plan, make_plan
+from deepsearch_rl.cli.plan_cpu import USUAL
 from deepsearch_rl.cli.plan_sizes import PRICES, SLOPES
 from deepsearch_rl.core.errors import UnknownNameError
 from deepsearch_rl.core.profile import Profile, find_profile, profile_names
@@ -29,12 +30,7 @@ SPEEDS = {
 """Of a core of the machine of that run."""
 SMOLLM = {
     "architectures": ["LlamaForCausalLM"],
-    "hidden_size": 576,
-    "intermediate_size": 1536,
-    "num_hidden_layers": 30,
-    "num_attention_heads": 9,
-    "num_key_value_heads": 3,
-    "vocab_size": 49152,
+    **USUAL,
 }
 COMPUTED = ("sft", "rl@sft", "evaluate@sft")
 """Stages in which a large model is nearly all."""

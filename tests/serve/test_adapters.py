@@ -23,20 +23,8 @@ from deepsearch_rl.serve.launch import (
     vllm_serve_command,
 )
 from tests.conftest import ROOT
-from tests.model_servers import running_engine, serve_here
-from tests.policies import CONTEXT_TOKENS
+from tests.model_servers import CPU_SERVING, running_engine, serve_here
 
-CPU = {
-    "backend": "cpu",
-    "cpu": {
-        "slots": 8,
-        "context_tokens": CONTEXT_TOKENS,
-        "servers": 1,
-        "dtype": "float32",
-        "threads": 1,
-        "start_timeout_s": 120,
-    },
-}
 REQUEST = {
     "messages": [{"role": "user", "content": "Who?"}],
     "temperature": 0,
@@ -82,7 +70,7 @@ def test_an_adapter_writes_what_the_merged_model_writes_and_its_server_is_gone_a
     base: Any = AutoModelForCausalLM.from_pretrained(policy_folder, dtype=torch.float32)
     adapted: Any = peft.PeftModel.from_pretrained(base, str(adapter))
     adapted.merge_and_unload().save_pretrained(str(merged))
-    with serve_model(adapter, ServingConfig.model_validate(CPU)) as endpoint:
+    with serve_model(adapter, ServingConfig.model_validate(CPU_SERVING)) as endpoint:
         written = tokens_of(endpoint)
     assert written == tokens_here(merged) != tokens_here(policy_folder)
     with pytest.raises(httpx.ConnectError):

@@ -25,23 +25,13 @@ from deepsearch_rl.train.choose_checkpoint import (
 from deepsearch_rl.train.choose_on_dev import DevRollouts, choose_on_dev
 from deepsearch_rl.train.curves import CurveLine, TrainingStep, curve_path, recorded_curve
 from tests.evaluate.chat import KEY, says, searches, serve_chat
+from tests.model_servers import CPU_SERVING
 from tests.policies import CONTEXT_TOKENS
 from tests.search_servers import serve_index_here
 from tests.settings import AGENT, RETRIEVAL
 from tests.worlds import World
 
 WEIGHTS = "adapter_model.safetensors"
-CPU = {
-    "backend": "cpu",
-    "cpu": {
-        "slots": 8,
-        "context_tokens": CONTEXT_TOKENS,
-        "servers": 1,
-        "dtype": "float32",
-        "threads": 1,
-        "start_timeout_s": 120,
-    },
-}
 
 
 @pytest.fixture
@@ -62,7 +52,7 @@ def rollouts(tmp_path: Path, world: World, monkeypatch: pytest.MonkeyPatch) -> D
         seed=0,
     )
     plan = DevQuestions(dataset="towns", questions=4, samples=1, temperature=0.7)
-    return DevRollouts(plan, 1.0, setting, ServingConfig.model_validate(CPU))
+    return DevRollouts(plan, 1.0, setting, ServingConfig.model_validate(CPU_SERVING))
 
 
 @pytest.fixture

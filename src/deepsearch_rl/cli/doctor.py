@@ -23,8 +23,9 @@ from packaging.utils import canonicalize_name
 from pydantic import Field
 
 from deepsearch_rl.cli.plan import Plan, make_plan
-from deepsearch_rl.cli.plan_cpu import DTYPES, USUAL_SHAPE, measured_gflops
+from deepsearch_rl.cli.plan_cpu import USUAL_SHAPE, measured_gflops
 from deepsearch_rl.core.errors import ConfigError
+from deepsearch_rl.core.model_config import DTYPE_BYTES
 from deepsearch_rl.core.profile import Profile, find_profile, profile_names
 from deepsearch_rl.core.records import Record
 from deepsearch_rl.core.redaction import public_address
@@ -153,7 +154,7 @@ def read_machine(root: Path) -> Machine:
 
 
 def _gflops() -> dict[str, float]:
-    return {dtype: measured_gflops(USUAL_SHAPE, dtype)[1] for dtype in DTYPES}
+    return {dtype: measured_gflops(USUAL_SHAPE, dtype)[1] for dtype in DTYPE_BYTES}
 
 
 def _output(*command: str) -> str:

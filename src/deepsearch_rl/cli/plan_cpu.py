@@ -20,11 +20,10 @@ from huggingface_hub import try_to_load_from_cache
 
 from deepsearch_rl.core.errors import ConfigError
 from deepsearch_rl.core.files import read_json
+from deepsearch_rl.core.model_config import DTYPE_BYTES
 from deepsearch_rl.core.profile import Profile
 
 GIB = 2**30
-DTYPES = {"float32": 4, "bfloat16": 2}
-"""Bytes of a number."""
 
 # Of a pass: as many tokens as the engine computes at least, and at most
 FEW = 16
@@ -112,11 +111,11 @@ class ModelShape:
 
     def slot_gib(self, context_tokens: float, dtype: str) -> float:
         """Return the memory of a conversation's keys and values."""
-        return 2 * self.layers * self.kv_width * context_tokens * DTYPES[dtype] / GIB
+        return 2 * self.layers * self.kv_width * context_tokens * DTYPE_BYTES[dtype] / GIB
 
     def weights_gib(self, dtype: str) -> float:
         """Return the memory of the weights."""
-        return self.parameters * DTYPES[dtype] / GIB
+        return self.parameters * DTYPE_BYTES[dtype] / GIB
 
     def update_gib(self, tokens: int, logits: int, rank: int | None, layers: float) -> float:
         """Return the memory of an update beside its weights: activations, logits, trained weights with moments.
@@ -260,12 +259,12 @@ class CpuModel:
         parameters += FULL_UPDATE * layers * shape.adapter(rank)
         moved_s = layers * shape.adapter(1) * ADAPTER_S[dtype] if lora else 0.0
         moved_s += computed * self._rest_s(row, dtype)
-        moved_s += logits_share * shape.vocabulary * DTYPES[dtype] * LOGITS_S
+        moved_s += logits_share * shape.vocabulary * DTYPE_BYTES[dtype] * LOGITS_S
         return 2 * parameters / self.gflops[dtype][1] / 1e9 + moved_s
 
     def _rest_s(self, row: float, dtype: str) -> float:
         """Return what a token takes between the products of a forward pass over rows of so many tokens."""
-        moved_s = self.shape.layers * self.shape.hidden * DTYPES[dtype] * REST_S
+        moved_s = self.shape.layers * self.shape.hidden * DTYPE_BYTES[dtype] * REST_S
         # Scores and values, each a product with half of the row
         attended = 2 * 2 * self.shape.layers * self.shape.query_width * row / 2
         return moved_s + attended * ATTENTION_S

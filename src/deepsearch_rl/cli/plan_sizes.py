@@ -11,7 +11,6 @@ from typing import Any
 from deepsearch_rl.chat.chat_messages import RETRIEVE_TOOL
 from deepsearch_rl.chat.prompts import prompt_path, tools_text
 from deepsearch_rl.cli.plan_cpu import (
-    DTYPES,
     GIB,
     CpuModel,
     ModelShape,
@@ -21,6 +20,7 @@ from deepsearch_rl.cli.plan_cpu import (
 )
 from deepsearch_rl.core.errors import look_up
 from deepsearch_rl.core.files import read_json
+from deepsearch_rl.core.model_config import DTYPE_BYTES
 from deepsearch_rl.core.profile import Profile
 
 # What one unit takes on two CPU cores beside its model, and on an H100. A name ends in its unit.
@@ -368,7 +368,7 @@ def _dtypes(profile: Profile) -> list[str]:
     """Return the dtypes of a profile's models."""
     values = profile.values
     found = {values.get(section, {}).get("dtype") for section in ("sft", "rl", "merge")}
-    return [dtype for dtype in DTYPES if dtype in found | {engine_dtype(values)}]
+    return [dtype for dtype in DTYPE_BYTES if dtype in found | {engine_dtype(values)}]
 
 
 def engine_dtype(values: Mapping[str, Any]) -> str:

@@ -7,7 +7,7 @@ the maximum over the golden answers.
 
 import re
 import string
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -43,6 +43,11 @@ def normalise(text: str) -> str:
     # Deleting ASCII from UTF-8 bytes is several times faster than from text
     encoded = text.lower().encode("utf-8", "surrogatepass").translate(None, _PUNCTUATION)
     return " ".join(_ARTICLES.sub(" ", encoded.decode("utf-8", "surrogatepass")).split())
+
+
+def word_similarity(one: Set[str], other: Set[str]) -> float:
+    """Return the Jaccard similarity of two questions' normalised words, 0 where both have none."""
+    return len(one & other) / max(1, len(one | other))
 
 
 def is_refusal(answer: str) -> bool:

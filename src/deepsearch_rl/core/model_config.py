@@ -1,4 +1,4 @@
-"""What a model folder's config.json says of the longest sequence, read without loading a model."""
+"""What a model folder's config.json says without loading a model: the longest sequence; and the bytes of a number."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -8,6 +8,8 @@ from deepsearch_rl.core.errors import ConfigError
 from deepsearch_rl.core.files import read_json
 
 CONFIG = "config.json"
+# Bytes of a number
+DTYPE_BYTES = {"float32": 4, "bfloat16": 2}
 
 
 def require_context(folder: Path, needed: Mapping[str, int]) -> None:

@@ -9,7 +9,7 @@ from pydantic import Field
 from deepsearch_rl.core.errors import ConfigError
 from deepsearch_rl.core.files import read_record
 from deepsearch_rl.core.hardware import free_memory_bytes
-from deepsearch_rl.core.model_config import CONFIG, require_context
+from deepsearch_rl.core.model_config import CONFIG, DTYPE_BYTES, require_context
 from deepsearch_rl.core.records import ForeignRecord, Text
 
 _LOG = logging.getLogger(__name__)
@@ -17,7 +17,6 @@ _LOG = logging.getLogger(__name__)
 # Decoders whose every layer is grouped-query attention, with logits that are the head's own products
 # (tests/serve/test_fit.py compares each with transformers)
 SUPPORTED = ("llama", "mistral", "olmo2", "qwen2", "qwen3", "qwen3_moe", "smollm3")
-BYTES = {"float32": 4, "bfloat16": 2}
 MIB, GIB = 2**20, 2**30
 
 
@@ -101,7 +100,7 @@ def _require_architecture(folder: Path, config: ModelConfig, context_tokens: int
 
 
 def _require_memory(folder: Path, config: ModelConfig, room: Room) -> None:
-    token_bytes = config.values_per_token * BYTES[room.dtype]
+    token_bytes = config.values_per_token * DTYPE_BYTES[room.dtype]
     slot_bytes = room.context_tokens * token_bytes
     weights_bytes = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
     free_bytes = free_memory_bytes()

@@ -22,7 +22,8 @@ from deepsearch_rl.chat.chat_messages import RETRIEVE_TOOL
 from deepsearch_rl.chat.prompts import chat_template
 from deepsearch_rl.core.errors import ConfigError
 from deepsearch_rl.core.files import read_json, write_json
-from deepsearch_rl.train.model_folder import CONFIG, WEIGHTS
+from deepsearch_rl.core.model_config import CONFIG
+from deepsearch_rl.train.model_folder import WEIGHTS
 
 GENERATION_CONFIG = "generation_config.json"
 SHARDS = "model.safetensors.index.json"

@@ -40,12 +40,12 @@ from deepsearch_rl.chat.chat_messages import RETRIEVE_TOOL
 from deepsearch_rl.core.errors import CheckFailedError, CommandError, ConfigError
 from deepsearch_rl.core.files import atomic_directory, read_json, write_json
 from deepsearch_rl.core.hardware import require_gpu
+from deepsearch_rl.core.model_config import CONFIG
 from deepsearch_rl.core.processes import ProcessGuard, last_lines
 from deepsearch_rl.core.records import Record
 from deepsearch_rl.train.merge_config import QUESTIONS, MergeConfig
 from deepsearch_rl.train.model_folder import (
     ADAPTER_FILES,
-    CONFIG,
     complete_folder,
     require_files,
 )

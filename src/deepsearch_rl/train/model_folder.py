@@ -6,9 +6,9 @@ from pathlib import Path
 
 from deepsearch_rl.core.errors import ArtifactError
 from deepsearch_rl.core.files import read_json, write_json
+from deepsearch_rl.core.model_config import CONFIG
 
 WEIGHTS = "*.safetensors"
-CONFIG = "config.json"
 MANIFEST = "manifest.json"
 ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")
 TRAIN_LOG = "train_log.jsonl"

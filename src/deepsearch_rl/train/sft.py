@@ -38,7 +38,7 @@ from deepsearch_rl.core.files import (
     write_jsonl,
 )
 from deepsearch_rl.core.hardware import Threads, require_gpu
-from deepsearch_rl.core.model_config import require_context
+from deepsearch_rl.core.model_config import CONFIG, require_context
 from deepsearch_rl.core.progress import ProgressBar
 from deepsearch_rl.core.records import Record
 from deepsearch_rl.train.curves import record_step
@@ -365,7 +365,7 @@ def _target_flags(layers: int | None, model: Path) -> dict[str, object]:
     """Return the flag that names the layers with an adapter: backward passes end at the lowest one."""
     if layers is None:
         return {"target_modules": "all-linear"}
-    count = read_json(model / "config.json")["num_hidden_layers"]
+    count = read_json(model / CONFIG)["num_hidden_layers"]
     names = "|".join(map(str, range(max(0, count - layers), count)))
     return {"target_regex": rf".*\.layers\.({names})\..*_proj"}
 

@@ -11,7 +11,7 @@ from enum import StrEnum
 
 from pydantic import Field
 
-from deepsearch_rl.core.answers import CLOSED_ANSWERS, SUCCESS_F1, f1, normalise
+from deepsearch_rl.core.answers import CLOSED_ANSWERS, SUCCESS_F1, f1, normalise, word_similarity
 from deepsearch_rl.core.records import Record
 from deepsearch_rl.data.question_writing.drafts import Draft, prompt_file, shown_passages
 from deepsearch_rl.data.question_writing.model_calls import LoggedModel
@@ -68,7 +68,7 @@ class _QuestionWords:
         """Return the Jaccard similarity of the words, 0 if the answers differ."""
         if self.answer != other.answer:
             return 0.0
-        return len(self.words & other.words) / max(1, len(self.words | other.words))
+        return word_similarity(self.words, other.words)
 
 
 @dataclass(slots=True)
