@@ -6,7 +6,7 @@ from deepsearch_rl.core.errors import look_up
 from deepsearch_rl.core.profile import Profile
 from deepsearch_rl.core.stage import Stage, run
 from deepsearch_rl.evaluate.ifeval import IfevalConfig, evaluate_ifeval, load_prompts
-from deepsearch_rl.serve.launch import ServingConfig, serve_model
+from deepsearch_rl.serve.launch import ServingConfig, serve_models
 
 STAGE = Stage(
     sections=("seed", "ifeval", "serving", "model_settings"),
@@ -26,8 +26,8 @@ def main(profile: Profile, item: str) -> None:
     out = profile.data / "ifeval" / item
     # What they need is found missing before a model is loaded
     prompts = load_prompts(config)
-    with serve_model(folder, profile.section("serving", ServingConfig)) as endpoint:
-        evaluate_ifeval(item, endpoint, config, prompts, seed, out)
+    with serve_models(folder, profile.section("serving", ServingConfig)) as endpoints:
+        evaluate_ifeval(item, endpoints, config, prompts, seed, out)
 
 
 if __name__ == "__main__":

@@ -590,7 +590,7 @@ def score_ifeval(chat_server: Any, count: int, out: Path) -> None:
         timeout_s=10,
         retries=1,
     )
-    evaluate_ifeval("m", chat_server.endpoint, config, generated_prompts(count), 1, out)
+    evaluate_ifeval("m", [chat_server.endpoint], config, generated_prompts(count), 1, out)
 
 
 @pytest.mark.parametrize(

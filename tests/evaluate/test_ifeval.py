@@ -81,7 +81,7 @@ def test_a_file_of_the_other_kind_of_prompts_is_refused(prompts: str, path: Path
 def test_every_generated_prompt_is_asked_scored_and_kept(tmp_path: Path) -> None:
     with serve_chat(lambda _: says(RESPONSE)) as chat:
         score = evaluate_ifeval(
-            "sft", chat.endpoint, CONFIG, load_prompts(CONFIG), 0, tmp_path / "out"
+            "sft", [chat.endpoint], CONFIG, load_prompts(CONFIG), 0, tmp_path / "out"
         )
     prompts = generated_prompts(40)
     assert Counter(request["messages"][0]["content"] for request in chat.requests) == Counter(
@@ -107,10 +107,28 @@ def test_every_generated_prompt_is_asked_scored_and_kept(tmp_path: Path) -> None
 
 
 @pytest.mark.slow
+def test_several_servers_share_the_prompts(tmp_path: Path) -> None:
+    with serve_chat(lambda _: says(RESPONSE)) as first, serve_chat(lambda _: says("")) as second:
+        endpoints = [first.endpoint, second.endpoint]
+        score = evaluate_ifeval("sft", endpoints, CONFIG, load_prompts(CONFIG), 0, tmp_path / "out")
+    asked = [
+        [request["messages"][0]["content"] for request in server.requests]
+        for server in (first, second)
+    ]
+    assert sorted(asked[0] + asked[1]) == sorted(prompt.prompt for prompt in generated_prompts(40))
+    assert min(map(len, asked)) >= CONFIG.concurrency
+    # Each answer belongs to its prompt, whoever gave it
+    lines = (tmp_path / "out" / "responses.jsonl").read_text().splitlines()
+    for response in map(json.loads, lines):
+        assert (response["response"] == RESPONSE) == (response["prompt"] in asked[0])
+    assert score.n == 40
+
+
+@pytest.mark.slow
 def test_an_empty_response_follows_nothing_and_is_counted(tmp_path: Path) -> None:
     with serve_chat(lambda _: says("")) as chat:
         score = evaluate_ifeval(
-            "base", chat.endpoint, CONFIG, load_prompts(CONFIG), 0, tmp_path / "out"
+            "base", [chat.endpoint], CONFIG, load_prompts(CONFIG), 0, tmp_path / "out"
         )
     assert (score.n, score.prompt_loose, score.inst_loose) == (40, 0.0, 0.0)
 
@@ -134,7 +152,7 @@ def test_a_prompt_whose_checker_fails_makes_no_score(
         serve_chat(lambda _: says(RESPONSE)) as chat,
         pytest.raises(CheckFailedError, match=message),
     ):
-        evaluate_ifeval("sft", chat.endpoint, CONFIG, load_prompts(CONFIG), 0, tmp_path / "out")
+        evaluate_ifeval("sft", [chat.endpoint], CONFIG, load_prompts(CONFIG), 0, tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 
@@ -143,7 +161,7 @@ def test_an_endpoint_that_fails_stops_the_run_and_keeps_nothing(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     with serve_chat(lambda _: 401) as chat, pytest.raises(EndpointError) as caught:
-        evaluate_ifeval("sft", chat.endpoint, CONFIG, load_prompts(CONFIG), 0, tmp_path / "out")
+        evaluate_ifeval("sft", [chat.endpoint], CONFIG, load_prompts(CONFIG), 0, tmp_path / "out")
     assert chat.endpoint.base_url in str(caught.value)
     assert "AuthenticationError" in str(caught.value)
     assert KEY not in str(caught.value)
@@ -163,11 +181,11 @@ def test_the_password_in_an_address_is_sent_and_written_nowhere(
 ) -> None:
     with serve_chat(lambda _: says(RESPONSE)) as chat:
         score = evaluate_ifeval(
-            "sft", with_password(chat.endpoint), CONFIG, load_prompts(CONFIG), 0, tmp_path / "out"
+            "sft", [with_password(chat.endpoint)], CONFIG, load_prompts(CONFIG), 0, tmp_path / "out"
         )
     with serve_chat(lambda _: 401) as chat, pytest.raises(EndpointError) as caught:
         evaluate_ifeval(
-            "sft", with_password(chat.endpoint), CONFIG, load_prompts(CONFIG), 0, tmp_path / "out"
+            "sft", [with_password(chat.endpoint)], CONFIG, load_prompts(CONFIG), 0, tmp_path / "out"
         )
     assert score.n == 40
     assert chat.requests

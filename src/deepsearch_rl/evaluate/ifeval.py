@@ -10,6 +10,7 @@ left out of ``ifeval_prompts.yaml``.
 """
 
 import asyncio
+import contextlib
 import json
 import logging
 from collections.abc import Sequence
@@ -97,7 +98,7 @@ class IfevalConfig(Record):
         "instruction_id_list, kwargs)"
     )
     max_tokens: int = Field(ge=1, description="length limit of a response")
-    concurrency: int = Field(ge=1, description="requests at once")
+    concurrency: int = Field(ge=1, description="requests at once, to each server")
     timeout_s: float = Field(gt=0, description="time that one response may take")
     retries: int = Field(ge=1, description="attempts per prompt where the endpoint fails")
 
@@ -245,7 +246,7 @@ def load_prompts(config: IfevalConfig) -> list[IfevalPrompt]:
 
 def evaluate_ifeval(
     model: str,
-    endpoint: Endpoint,
+    endpoints: Sequence[Endpoint],
     config: IfevalConfig,
     prompts: Sequence[IfevalPrompt],
     seed: int,
@@ -253,12 +254,13 @@ def evaluate_ifeval(
 ) -> IfevalScore:
     """Ask and score every prompt; write ``responses.jsonl`` (by key) and ``scores.json`` into ``out``.
 
-    ``model`` is its name in the tables; ``prompts`` are those of :func:`load_prompts`, which is
-    called before a model is served; ``seed`` is that of the checkers' language detection. Raise
-    CheckFailedError where a checker failed, EndpointError where the model's endpoint did.
+    ``model`` is its name in the tables; ``endpoints`` all answer as it and share the prompts;
+    ``prompts`` are those of :func:`load_prompts`, which is called before a model is served;
+    ``seed`` is that of the checkers' language detection. Raise CheckFailedError where a checker
+    failed, EndpointError where an endpoint did.
     """
     prompts = sorted(prompts, key=lambda prompt: prompt.key)
-    texts = asyncio.run(_ask_all(prompts, endpoint, config))
+    texts = asyncio.run(_ask_all(prompts, endpoints, config))
     # A checker draws what its prompt leaves open
     with seeded_global_random(seed):
         responses = _score_all(prompts, texts, seed)
@@ -293,15 +295,15 @@ def evaluate_ifeval(
 
 
 async def _ask_all(
-    prompts: Sequence[IfevalPrompt], endpoint: Endpoint, config: IfevalConfig
+    prompts: Sequence[IfevalPrompt], endpoints: Sequence[Endpoint], config: IfevalConfig
 ) -> list[str]:
     """Return the text of the response to each prompt, in the order of the prompts.
 
     Responses that are a thought and nothing else are empty, and are warned of.
     """
-    free_requests = asyncio.Semaphore(config.concurrency)
+    # The next prompt goes to the endpoint that is free first
+    free: asyncio.Queue[tuple[Endpoint, openai.AsyncOpenAI]] = asyncio.Queue()
     thoughts_alone: list[int] = []
-    client = open_client(endpoint, config.timeout_s)
 
     with ProgressBar("ifeval", len(prompts), "prompts") as bar:
 
@@ -310,7 +312,8 @@ async def _ask_all(
             messages: list[ChatCompletionUserMessageParam] = [
                 {"role": "user", "content": prompt.prompt}
             ]
-            async with free_requests:
+            endpoint, client = server = await free.get()
+            try:
                 completion = await complete(
                     client,
                     endpoint,
@@ -320,7 +323,15 @@ async def _ask_all(
                     temperature=0.0,
                     max_tokens=config.max_tokens,
                 )
+            except (openai.OpenAIError, EndpointError) as error:
+                raise EndpointError(
+                    f"IFEval stopped: {shown_address(endpoint.base_url)} did not answer every prompt "
+                    f"({type(error).__name__}: {endpoint.redact(str(error))}); {remedy(str(error))} "
+                    "and repeat the command."
+                    # The library's own error may show the key
+                ) from None
 
+            free.put_nowait(server)
             bar.advance()
             message = completion.message
             response = spoken_reply(
@@ -331,16 +342,14 @@ async def _ask_all(
             # Some instructions count lines: a text without a thought stays to the letter
             return response if response == message.text else response.strip()
 
-        try:
-            async with client:
-                responses = await asyncio.gather(*map(ask, prompts))
-        except (openai.OpenAIError, EndpointError) as error:
-            raise EndpointError(
-                f"IFEval stopped: {shown_address(endpoint.base_url)} did not answer every prompt "
-                f"({type(error).__name__}: {endpoint.redact(str(error))}); {remedy(str(error))} "
-                "and repeat the command."
-                # The library's own error may show the key
-            ) from None
+        async with contextlib.AsyncExitStack() as clients:
+            servers: list[tuple[Endpoint, openai.AsyncOpenAI]] = []
+            for endpoint in endpoints:
+                client = open_client(endpoint, config.timeout_s)
+                servers.append((endpoint, await clients.enter_async_context(client)))
+            for server in servers * config.concurrency:
+                free.put_nowait(server)
+            responses = await asyncio.gather(*map(ask, prompts))
 
     if thoughts_alone:
         _warn_of_thoughts(thoughts_alone, len(prompts))

@@ -2,6 +2,7 @@
 
 import itertools
 import math
+import threading
 from collections.abc import Iterator
 
 import numpy as np
@@ -11,6 +12,7 @@ from deepsearch_rl.search.encoders.batches import (
     MIN_TOKENS,
     ParallelBatches,
     cheapest_batches,
+    one_ahead,
     shared_budget,
 )
 
@@ -81,3 +83,29 @@ def test_every_text_gets_its_own_vector_on_any_number_of_threads(threads: int) -
     embeddings_ND = ParallelBatches(128, 20, threads).embed(lengths, 2, embed)
     assert embeddings_ND[:, 0].tolist() == list(range(500))
     assert embeddings_ND[:, 1].tolist() == lengths
+
+
+def test_the_next_item_is_computed_while_the_caller_uses_the_last_one() -> None:
+    begun = [threading.Event() for _ in range(4)]
+
+    def compute(item: int) -> int:
+        begun[item].set()
+        return item * 10
+
+    results: list[int] = []
+    for result in one_ahead(compute, range(4)):
+        results.append(result)
+        following = result // 10 + 1
+        assert following == len(begun) or begun[following].wait(timeout=20)
+        # One ahead, so that the memory holds two
+        assert not any(event.is_set() for event in begun[following + 1 :])
+    assert results == [0, 10, 20, 30]
+    assert list(one_ahead(compute, [3])) == [30]
+
+
+def test_an_error_ahead_reaches_the_caller() -> None:
+    def compute(item: int) -> float:
+        return 1 / item
+
+    with pytest.raises(ZeroDivisionError):
+        list(one_ahead(compute, [2, 1, 0, 1]))

@@ -236,6 +236,8 @@ def test_verl_reads_what_section_rl_says(name: str, composed: dict[str, Any], st
     model = read["actor_rollout_ref"]["model"]
     assert model["path"] == str(start)
     assert model["lora_rank"] == (config.lora.rank if config.lora else 0)
+    # Without them padded logits of a whole micro-batch are in memory
+    assert model["use_fused_kernels"] == (config.backend.device == "cuda")
     correction = read["algorithm"]["rollout_correction"]
     assert correction["rollout_is"] == (loss.truncated_importance_sampling and "token")
     assert rollout["tensor_model_parallel_size"] == verl.tensor_parallel

@@ -6,12 +6,16 @@ ms on one thread takes 200 on two (docs/measurements.md).
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
 
 import numpy as np
 
 from deepsearch_rl.search.encoders.encoder import Vectors
+
+ItemT = TypeVar("ItemT")
+ResultT = TypeVar("ResultT")
 
 # Fewer tokens than these are not divided among threads: a pass of a few queries costs little more
 # than one of a single query.
@@ -104,3 +108,19 @@ class ParallelBatches:
             embeddings_ND[batch] = embeddings_BD
 
         return embeddings_ND
+
+
+def one_ahead(compute: Callable[[ItemT], ResultT], items: Sequence[ItemT]) -> Iterator[ResultT]:
+    """Yield ``compute`` of each item in order; the next one is computed while the caller uses this one."""
+    if len(items) == 1:
+        # A query alone would pay for a thread
+        yield compute(items[0])
+        return
+
+    with ThreadPoolExecutor(1, "ahead") as thread:
+        started = thread.submit(compute, items[0])
+        for following in items[1:]:
+            result = started.result()
+            started = thread.submit(compute, following)
+            yield result
+        yield started.result()

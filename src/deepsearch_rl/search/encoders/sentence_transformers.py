@@ -18,7 +18,7 @@ from deepsearch_rl.core.files import file_digests, sha256_json
 from deepsearch_rl.core.hardware import usable_cores
 from deepsearch_rl.core.records import NonEmpty
 from deepsearch_rl.search import Device
-from deepsearch_rl.search.encoders.batches import ParallelBatches
+from deepsearch_rl.search.encoders.batches import ParallelBatches, one_ahead
 from deepsearch_rl.search.encoders.encoder import (
     EncoderConfig,
     Kind,
@@ -173,22 +173,30 @@ class SentenceTransformersEncoder:
         )
 
     def _embed_texts(self, texts: list[str], kind: Kind) -> Vectors:
-        """Embed the longest texts first, so that those that are tokenized together have like lengths."""
+        """Embed the longest texts first, so that those that are tokenized together have like lengths.
+
+        While some are embedded the next ones are tokenized: a GPU would wait for its tokens.
+        """
         embeddings_ND = np.empty((len(texts), self.dimension), dtype=np.float32)
         order_N = sorted(range(len(texts)), key=lambda row: -len(texts[row]))
-        for start in range(0, len(texts), TOKENIZED_TEXTS):
-            rows = order_N[start : start + TOKENIZED_TEXTS]
-            embeddings_ND[rows] = self._embed_some([texts[row] for row in rows], kind)
+        blocks = [
+            order_N[at : at + TOKENIZED_TEXTS] for at in range(0, len(texts), TOKENIZED_TEXTS)
+        ]
+
+        def tokenize(rows: list[int]) -> dict[str, Any]:
+            return self._model.preprocess([texts[row] for row in rows], prompt=self._prefixes[kind])
+
+        for rows, features in zip(blocks, one_ahead(tokenize, blocks), strict=True):
+            embeddings_ND[rows] = self._embed_some([texts[row] for row in rows], features, kind)
 
         return embeddings_ND
 
-    def _embed_some(self, texts: list[str], kind: Kind) -> Vectors:
-        prompt = self._prefixes[kind]
-        features: dict[str, Any] = self._model.preprocess(texts, prompt=prompt)
+    def _embed_some(self, texts: list[str], features: dict[str, Any], kind: Kind) -> Vectors:
         mask_BT = features.get("attention_mask")
 
         # A model that is no transformer, or one that packs its texts itself
         if mask_BT is None or len(mask_BT) != len(texts):
+            prompt = self._prefixes[kind]
             return self._model.encode(texts, prompt=prompt, show_progress_bar=False)
 
         lengths_B = mask_BT.sum(dim=1).tolist()

@@ -171,6 +171,9 @@ def _model(config: RlConfig, verl: VerlConfig, run: VerlRun) -> dict[str, Any]:
         f"{MODEL}.path": run.start,
         f"+{MODEL}.override_config.attn_implementation": verl.attention,
         f"{MODEL}.use_remove_padding": without_padding,
+        # Padded rows are budgeted by their tokens, and their logits would be held at once: these
+        # kernels take log-probability and entropy by chunks
+        f"{MODEL}.use_fused_kernels": config.backend.device == "cuda",
         f"{MODEL}.enable_gradient_checkpointing": config.gradient_checkpointing,
         **lora,
     }
