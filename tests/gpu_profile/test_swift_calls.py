@@ -46,11 +46,18 @@ def test_an_adapter_of_the_last_layers_alone_names_them_to_swift(
 
 
 @pytest.mark.parametrize("params", PROFILES)
-def test_swift_reads_our_fine_tuning_call_as_we_mean_it(root: Path, params: str) -> None:
+def test_swift_reads_our_fine_tuning_call_as_we_mean_it(
+    root: Path, tmp_path: Path, params: str
+) -> None:
     config = SftConfig.model_validate(yaml.safe_load((root / params).read_text())["sft"])
-    folders = (Path("models/x/base"), Path("data/x/sft/train.jsonl"), Path("work/x"))
+    # Which layers get an adapter depends on how many there are
+    (tmp_path / "config.json").write_text('{"num_hidden_layers": 30}')
+    folders = (tmp_path, Path("data/x/sft/train.jsonl"), Path("work/x"))
     read = parse(SftArguments, swift_sft_command(config, *folders, 7, Path("work/x/checkpoint-5")))
-    assert (read["model"], read["dataset"]) == ("models/x/base", ["data/x/sft/train.jsonl"])
+    assert (read["model"], read["dataset"]) == (
+        str(tmp_path),
+        ["data/x/sft/train.jsonl"],
+    )
     assert read["resume_from_checkpoint"] == "work/x/checkpoint-5"
     assert (read["lora_rank"], read["lora_alpha"], read["lora_dropout"]) == (
         config.lora_rank,
