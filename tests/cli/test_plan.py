@@ -228,6 +228,15 @@ def test_threads_and_an_adapter_in_few_layers_shorten_training(project: Project)
     assert 0.5 < two_threads / few_layers < 0.75
 
 
+def test_two_servers_of_a_thread_share_an_evaluation_and_ifeval(project: Project) -> None:
+    two = project.plan()
+    project.values["serving"]["cpu"]["servers"] = 1
+    one = project.plan()
+    for stage in ("evaluate@sft", "ifeval@sft"):
+        assert 0.4 < two[stage]["seconds"] / one[stage]["seconds"] < 0.75, stage
+        assert two[stage]["host_gib"] > 1.5 * one[stage]["host_gib"], stage
+
+
 def test_the_memory_of_rl_grows_with_the_tokens_of_a_batch(project: Project) -> None:
     large = project.plan()["rl@sft"]["host_gib"]
     project.values["rl"]["max_batch_tokens"] //= 4

@@ -20,7 +20,7 @@ def _cpu(sizes: Sizes) -> Mapping[str, Any]:
 
 
 def servers_of(sizes: Sizes) -> int:
-    """Return how many servers an evaluation starts."""
+    """Return how many servers an evaluation or IFEval starts."""
     return 1 if sizes.cpu is None else _cpu(sizes)["servers"]
 
 
@@ -32,8 +32,8 @@ def served_s(sizes: Sizes, count: int, servers: int) -> float:
     return count * rollout_s / cores(sizes.threads("serving", "cpu"), servers)
 
 
-def ifeval_s(sizes: Sizes, count: int) -> float:
-    """Return the time in which one server answers so many prompts of IFEval."""
+def ifeval_s(sizes: Sizes, count: int, servers: int) -> float:
+    """Return the time in which so many servers answer so many prompts of IFEval."""
     assert sizes.cpu is not None
     section = sizes.values["ifeval"]
     dtype = engine_dtype(sizes.values)
@@ -41,7 +41,7 @@ def ifeval_s(sizes: Sizes, count: int) -> float:
     written = min(section["max_tokens"], sizes.slopes["ifeval_tokens"])
     prompt_s = IFEVAL_PROMPT_TOKENS * sizes.cpu.read_token_s(written, dtype)
     prompt_s += written * sizes.cpu.write_token_s(batch, written, dtype)
-    return count * prompt_s / cores(sizes.threads("serving", "cpu"))
+    return count * prompt_s / cores(sizes.threads("serving", "cpu"), servers)
 
 
 def server_gib(sizes: Sizes, servers: int) -> float:

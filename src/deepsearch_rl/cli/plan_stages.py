@@ -50,7 +50,10 @@ def stage_plans(sizes: Sizes, stage: str) -> dict[str, StagePlan]:
         case "ifeval":
             section = values["ifeval"]
             count = IFEVAL_PROMPTS if section["prompts"] == "real" else section["count"]
-            return {name: _answers(sizes, path, count, True) for name, path in models.items()}
+            return {
+                name: _answers(sizes, path, count, True, servers_of(sizes))
+                for name, path in models.items()
+            }
         case "optimize_prompt":
             section = values[stage]
             named = section["models"].items()
@@ -88,7 +91,7 @@ def _answers(
         rollouts = 0 if is_ifeval else count
         if sizes.cpu is None:
             return sizes.plan(work, rollouts, host_gib=sizes.weights_gib, gpu_gib=gpu_gib)
-        model_s = ifeval_s(sizes, count) if is_ifeval else served_s(sizes, count, servers)
+        model_s = ifeval_s(sizes, count, servers) if is_ifeval else served_s(sizes, count, servers)
         served_gib = server_gib(sizes, servers)
         return sizes.plan(work, rollouts, model_s=model_s, host_gib=served_gib)
 

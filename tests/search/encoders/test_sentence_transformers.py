@@ -8,6 +8,8 @@ import pytest
 import torch
 from pydantic import ValidationError
 from safetensors.torch import load_file
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.sentence_transformer.modules import StaticEmbedding
 from transformers import AutoModel, AutoTokenizer
 
 from deepsearch_rl.core.errors import ArtifactError, UnavailableError
@@ -149,6 +151,28 @@ def test_a_plain_folder_without_a_pooling_is_pooled_by_the_mean(bert_folder: Pat
     np.testing.assert_allclose(
         silent.encode(TEXTS, "query"), mean.encode(TEXTS, "query"), atol=1e-6
     )
+
+
+def test_a_model_that_is_no_transformer_embeds_any_number_of_texts(
+    bert_folder: Path, tmp_path: Path
+) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(bert_folder).backend_tokenizer
+    weights = np.random.default_rng(0).normal(size=(tokenizer.get_vocab_size(), 8))
+    static = StaticEmbedding(tokenizer, embedding_weights=weights.astype(np.float32))
+    SentenceTransformer(modules=[static]).save(str(tmp_path / "static"))
+    encoder = SentenceTransformersEncoder(
+        encoder_config(
+            tmp_path / "static",
+            pooling=None,
+            query_prefix=None,
+            passage_prefix=None,
+            max_tokens=None,
+        )
+    )
+    alone = np.concatenate([encoder.encode([text], "passage") for text in TEXTS])
+    many = encoder.encode(TEXTS * 500, "passage")
+    np.testing.assert_allclose(many, np.tile(alone, (500, 1)), atol=1e-6)
+    assert len(np.unique(alone.round(4), axis=0)) == len(TEXTS)
 
 
 def test_threads_that_are_not_named_follow_the_machine() -> None:

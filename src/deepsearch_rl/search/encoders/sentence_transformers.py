@@ -162,6 +162,9 @@ class SentenceTransformersEncoder:
             "query": _prefix(model, "query", config.query_prefix),
             "passage": _prefix(model, "passage", config.passage_prefix),
         }
+        # A model that is no transformer gives none, and one that packs its texts itself one for all
+        mask_BT = model.preprocess(["a", "a b"]).get("attention_mask")
+        self._has_masks = mask_BT is not None and len(mask_BT) == 2
         self._batch_tokens = config.batch_tokens or BATCH_TOKENS[config.device]
         pass_tokens = PASS_TOKENS[config.device]
         self._batches = ParallelBatches(self._batch_tokens, pass_tokens, config.used_threads)
@@ -177,6 +180,10 @@ class SentenceTransformersEncoder:
 
         While some are embedded the next ones are tokenized: a GPU would wait for its tokens.
         """
+        prompt = self._prefixes[kind]
+        if not self._has_masks:
+            return self._model.encode(texts, prompt=prompt, show_progress_bar=False)
+
         embeddings_ND = np.empty((len(texts), self.dimension), dtype=np.float32)
         order_N = sorted(range(len(texts)), key=lambda row: -len(texts[row]))
         blocks = [
@@ -184,22 +191,15 @@ class SentenceTransformersEncoder:
         ]
 
         def tokenize(rows: list[int]) -> dict[str, Any]:
-            return self._model.preprocess([texts[row] for row in rows], prompt=self._prefixes[kind])
+            return self._model.preprocess([texts[row] for row in rows], prompt=prompt)
 
         for rows, features in zip(blocks, one_ahead(tokenize, blocks), strict=True):
-            embeddings_ND[rows] = self._embed_some([texts[row] for row in rows], features, kind)
+            embeddings_ND[rows] = self._embed_tokens(features)
 
         return embeddings_ND
 
-    def _embed_some(self, texts: list[str], features: dict[str, Any], kind: Kind) -> Vectors:
-        mask_BT = features.get("attention_mask")
-
-        # A model that is no transformer, or one that packs its texts itself
-        if mask_BT is None or len(mask_BT) != len(texts):
-            prompt = self._prefixes[kind]
-            return self._model.encode(texts, prompt=prompt, show_progress_bar=False)
-
-        lengths_B = mask_BT.sum(dim=1).tolist()
+    def _embed_tokens(self, features: dict[str, Any]) -> Vectors:
+        lengths_B = features["attention_mask"].sum(dim=1).tolist()
         return self._batches.embed(
             lengths_B, self.dimension, lambda batch: self._forward(_part(features, batch))
         )
