@@ -9,8 +9,8 @@ from deepsearch_rl.cli.plan_sizes import Sizes, engine_dtype
 
 # Batches of an update that a CPU computes at the same time, where each has one thread
 SIDE_BY_SIDE = 2
-# Passes in which rows of RL are scored before an update: by the policy, and by its start
-SCORES = 2
+# Where no KL is in the loss, the start model scores one batch of so many
+REFERENCE_STRIDE = 4
 # Tokens of a prompt of IFEval
 IFEVAL_PROMPT_TOKENS = 80
 
@@ -65,8 +65,12 @@ def rl_token_s(sizes: Sizes) -> float:
     assert sizes.cpu is not None
     rl = sizes.values["rl"]
     row = sizes.row_tokens
+    loss = rl["loss"]
+    # By the start model, in part where the loss has none of it, by the policy, and with gradient
+    passes = 1.0 if loss["kl_loss"] or loss["kl_penalty"] else 1 / REFERENCE_STRIDE
+    passes += 1 if rl["minibatches"] == 1 and not loss["kl_penalty"] else 2
     token_s = sizes.cpu.train_token_s(
-        row, rl["dtype"], sizes.written_tokens / row, passes=SCORES + 1, lora=_lora(rl)
+        row, rl["dtype"], sizes.written_tokens / row, passes=passes, lora=_lora(sizes)
     )
     threads = sizes.threads("rl")
     return token_s / cores(threads, _side_by_side(sizes))
@@ -85,7 +89,7 @@ def rl_host_gib(sizes: Sizes) -> float:
     slots_gib = rl["sampler"]["slots"] * shape.slot_gib(context_tokens, rl["dtype"])
     # The trained and the served
     weights_gib = 2 * shape.weights_gib(rl["dtype"])
-    update_gib = shape.update_gib(round(held), round(logits), *(_lora(rl) or (None, 1.0)))
+    update_gib = shape.update_gib(round(held), round(logits), *(_lora(sizes) or (None, 1.0)))
     return sizes.slopes["training_gib"] + weights_gib + slots_gib + update_gib
 
 
@@ -93,5 +97,7 @@ def _side_by_side(sizes: Sizes) -> int:
     return SIDE_BY_SIDE if sizes.threads("rl") == 1 else 1
 
 
-def _lora(rl: Mapping[str, Any]) -> tuple[int, float] | None:
-    return (rl["lora"]["rank"], 1.0) if rl["lora"] else None
+def _lora(sizes: Sizes) -> tuple[int, float] | None:
+    """Return the rank of RL's adapter and the share of the layers with it; None where all weights are trained."""
+    lora = sizes.values["rl"]["lora"]
+    return (lora["rank"], sizes.layer_share(lora.get("layers"))) if lora else None

@@ -256,9 +256,11 @@ class Sizes:
     def sft_lora(self) -> tuple[int, float]:
         """Rank of SFT's adapter, and the share of the layers that it is on."""
         sft = self.values["sft"]
-        layers = sft.get("lora_layers")
-        share = min(1.0, layers / self.shape.layers) if layers and self.shape else 1.0
-        return sft["lora_rank"], share
+        return sft["lora_rank"], self.layer_share(sft.get("lora_layers"))
+
+    def layer_share(self, layers: int | None) -> float:
+        """Return the share of the base model's layers that the last so many are; null: all."""
+        return min(1.0, layers / self.shape.layers) if layers and self.shape else 1.0
 
     def rollout_model_s(self, batch: int, dtype: str) -> float:
         """Return what a core computes for a rollout of which ``batch`` run at once; 0 on a GPU."""

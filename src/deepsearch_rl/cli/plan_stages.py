@@ -342,8 +342,9 @@ def _verl(
         update_gib += sampler_gib
 
     host_gib = sizes.training_gib + (parameters * TRAINED_BYTES / GIB / nodes if offloaded else 0.0)
-    # A checkpoint of every step that dev scores, with the optimizer's moments
-    checkpoints = steps // rl["dev"]["every"]
+    # The best, the newest, and one that is being written, with the optimizer's moments
+    saved = steps // (verl.get("save_every") or rl["dev"]["every"])
+    checkpoints = min(saved, rl["kept_checkpoints"] + 2)
     work = {
         "serve_start_s": 1,
         _rollout_slope(rl["sampler"]): rollouts * _gpu_size(sizes) / gpus,

@@ -34,6 +34,12 @@ def require_files(folder: Path, names: Sequence[str]) -> None:
         )
 
 
+def layers_pattern(layers: int, count: int) -> str:
+    """Return the regular expression of all matrices in the last ``layers`` of ``count`` layers, as PEFT takes it."""
+    names = "|".join(map(str, range(max(0, count - layers), count)))
+    return rf".*\.layers\.({names})\..*_proj"
+
+
 def complete_folder(base: Path, merged: Path, adapter: Path) -> None:
     """Give a folder of merged weights the base's tokenizer, chat template and settings, with the cache switched on.
 

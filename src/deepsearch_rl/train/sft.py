@@ -48,6 +48,7 @@ from deepsearch_rl.train.model_folder import (
     LOWEST_LOSS,
     MANIFEST,
     TRAIN_LOG,
+    layers_pattern,
     weight_files,
 )
 from deepsearch_rl.train.swift import (
@@ -365,9 +366,7 @@ def _target_flags(layers: int | None, model: Path) -> dict[str, object]:
     """Return the flag that names the layers with an adapter: backward passes end at the lowest one."""
     if layers is None:
         return {"target_modules": "all-linear"}
-    count = read_json(model / CONFIG)["num_hidden_layers"]
-    names = "|".join(map(str, range(max(0, count - layers), count)))
-    return {"target_regex": rf".*\.layers\.({names})\..*_proj"}
+    return {"target_regex": layers_pattern(layers, read_json(model / CONFIG)["num_hidden_layers"])}
 
 
 def _optimisation_flags(config: SftConfig) -> dict[str, object]:

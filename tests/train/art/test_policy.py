@@ -119,6 +119,65 @@ def test_old_log_probabilities_are_the_trainers_and_the_samplers_only_weigh_toke
     assert update["loss/train"] == pytest.approx(float(terms.mean()), rel=1e-4)
 
 
+@pytest.mark.parametrize("changes", [{}, {"kl_loss": 0.5}, {"algorithm": "grpo"}])
+def test_a_single_update_scores_on_the_way_what_would_be_scored_before_it(
+    policy_folder: Path, config: RlConfig, packed: PackedTensors, changes: dict[str, Any]
+) -> None:
+    loss = config.loss.model_copy(update=changes)
+    config = config.model_copy(update={"loss": loss})
+    everything = torch.arange(len(LENGTHS))
+    twice, once = (disturbed(policy_folder, config) for _ in range(2))
+    rows = Rows(packed)
+    metrics = twice.score(rows, [everything])
+    metrics |= twice.update(rows, everything)
+    assert once.update_once(Rows(packed)) == metrics
+    assert torch.equal(trained_weights(once), trained_weights(twice))
+
+
+def test_the_start_model_scores_all_rollouts_only_where_the_loss_needs_it(
+    policy_folder: Path, config: RlConfig
+) -> None:
+    packed = random_rollouts(random.Random(0), [50] * 32, 600, 256)
+    config = config.model_copy(update={"max_batch_tokens": 1})  # a batch for each rollout
+    shares: list[float] = []
+    kls: list[float] = []
+    for kl_loss in (0.0, 0.5):
+        loss = config.loss.model_copy(update={"kl_loss": kl_loss})
+        policy = disturbed(policy_folder, config.model_copy(update={"loss": loss}))
+        rows = Rows(packed)
+        kls.append(policy.score(rows, [torch.arange(32)])["kl"])
+        shares.append(float((~rows.tensors["reference_logprobs"].isnan()).float().mean()))
+    assert shares == [1 / 4, 1.0]
+    assert kls[0] == pytest.approx(kls[1], rel=0.5)
+
+
+def test_an_adapter_in_the_upper_layers_leaves_the_others_as_they_are(
+    policy_folder: Path, config: RlConfig, packed: PackedTensors, tmp_path: Path
+) -> None:
+    config = config.model_copy(update={"lora": LoraConfig(rank=4, alpha=8, layers=1)})
+    policy = Policy(policy_folder, config, 0, None)
+    policy.update_once(Rows(packed))
+    last = policy.model.config.num_hidden_layers - 1
+    names = [name for name, each in policy.model.named_parameters() if each.requires_grad]
+    assert names
+    assert all(f"layers.{last}." in name for name in names)
+
+    policy.save(tmp_path / "adapter", "digest")
+    again = Policy(policy_folder, config, 0, tmp_path / "adapter")
+    assert torch.equal(trained_weights(again), trained_weights(policy))
+    served, start = (
+        AutoModelForCausalLM.from_pretrained(policy_folder, dtype=torch.float32) for _ in range(2)
+    )
+    policy.write_into(served)
+    weights = dict(start.named_parameters())
+    changed = {
+        name.split(".")[2]
+        for name, each in served.named_parameters()
+        if not torch.equal(each, weights[name])
+    }
+    assert changed == {str(last)}
+
+
 def test_later_minibatches_are_clipped_against_the_policy_before_the_step(
     policy_folder: Path, config: RlConfig, packed: PackedTensors
 ) -> None:
@@ -346,7 +405,10 @@ def test_a_sampler_that_still_serves_the_start_model_is_found_at_the_published_l
     policy_folder: Path, config: RlConfig
 ) -> None:
     packed = random_rollouts(random.Random(1), [300] * 40, 600, 300)
-    policy = Policy(policy_folder, config.model_copy(update={"learning_rate": 3e-5}), 0, None)
+    # So that the start model scores all rollouts: here it serves them, too
+    loss = config.loss.model_copy(update={"kl_loss": 0.001})
+    config = config.model_copy(update={"learning_rate": 3e-5, "loss": loss})
+    policy = Policy(policy_folder, config, 0, None)
     everything = torch.arange(40)
     for _ in range(4):
         rows = Rows(packed)
@@ -435,6 +497,8 @@ def test_weights_that_are_no_number_are_neither_scored_nor_saved(
         NotFiniteError, match=r"log-probabilities of the policy are not finite .* rollouts"
     ):
         policy.score(Rows(packed), [torch.arange(len(LENGTHS))])
+    with pytest.raises(NotFiniteError, match="log-probabilities of the policy are not finite"):
+        policy.update_once(Rows(packed))
     with pytest.raises(NotFiniteError, match=r"the trained weight .* is not finite"):
         policy.save(tmp_path / "saved", "start")
     assert not list(tmp_path.iterdir())

@@ -57,6 +57,8 @@ CASES: dict[str, dict[str, Any]] = {
 }
 REFUSED: dict[str, dict[str, Any]] = {
     "rl.patience": {"patience": 3},
+    "rl.lora.layers": {"lora": {"rank": 8, "alpha": 16, "layers": 1}},
+    "rl.backend.verl.save_every": {"verl": {"save_every": 3}},
     "rl.shuffle_rewards": {"shuffle_rewards": True},
     "rl.minibatches": {"minibatches": None},
     "rl.concurrency": {"concurrency": 63},

@@ -7,7 +7,7 @@ import pytest
 from deepsearch_rl.core.errors import CommandError, ConfigError, LostProcessError
 from deepsearch_rl.train.curves import TrainingStep
 from deepsearch_rl.train.verl.checkpoints import TRACKER, go_back_to_whole, step_folder
-from deepsearch_rl.train.verl.engine import _best_saved, trainer_error
+from deepsearch_rl.train.verl.engine import _best_saved, _keep_checkpoints, trainer_error
 from tests.train.verl.verl_settings import verl_config
 
 CONFIG = verl_config(verl={"gpus_per_node": 2})
@@ -79,6 +79,21 @@ def test_a_broken_checkpoint_before_a_whole_one_is_removed_so_that_it_is_never_t
     assert (tmp_path / TRACKER).read_text() == "4"
     assert f"{tmp_path / step_folder(2)} is not whole" in caplog.text
     assert "goes on from" not in caplog.text
+
+
+def test_the_best_and_the_newest_checkpoints_stay(tmp_path: Path) -> None:
+    figures = {20: 0.5, 40: 0.4}
+    lines = [
+        TrainingStep.model_validate({"step": step, "dev_f1": figures.get(step)})
+        for step in range(60)
+    ]
+    for step in (10, 20, 30, 40, 50):
+        save(tmp_path, step)
+    save(tmp_path, 60)
+    (tmp_path / TRACKER).write_text("50")  # 60 is still being written
+    _keep_checkpoints(lines, tmp_path, CONFIG)
+    kept = {path.name for path in tmp_path.iterdir() if path.is_dir()}
+    assert kept == {step_folder(step) for step in (20, 40, 50, 60)}
 
 
 def test_without_a_whole_checkpoint_training_begins_anew(

@@ -10,7 +10,8 @@ product of a small model is too small for two threads. Results are added in the 
 are those of one thread.
 
 There is one way to a log-probability. A row is scored in the batch in which it is trained on, by
-the same operations, so that the ratio of new to old policy is 1 until the first weight changes.
+the same operations, so that the ratio of new to old policy is 1 until the first weight changes. With
+one optimizer step (``rl.minibatches: 1``) it is scored by the forward pass that trains on it.
 Batches of another shape round in another way, and in bfloat16 that is more than a clip range of
 3e-4: most rollouts would teach nothing.
 
@@ -21,11 +22,12 @@ have it at ``t + 1``.
 """
 
 import contextlib
+import math
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, NamedTuple, TypeVar, cast
 
 import peft
 import torch
@@ -34,7 +36,7 @@ from peft.tuners.lora import Linear
 from torch.utils.checkpoint import checkpoint as recomputed
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from deepsearch_rl.core.errors import ArtifactError, CheckFailedError
+from deepsearch_rl.core.errors import ArtifactError, CheckFailedError, StalePolicyError
 from deepsearch_rl.core.files import atomic_directory, read_json, write_json
 from deepsearch_rl.train.art.rows import (
     OPTIMIZER_FILE,
@@ -50,14 +52,26 @@ from deepsearch_rl.train.finite import (
     require_finite_tensors,
     require_finite_update,
 )
-from deepsearch_rl.train.model_folder import ADAPTER_FILES
+from deepsearch_rl.train.model_folder import ADAPTER_FILES, layers_pattern
 from deepsearch_rl.train.rl.agreement import agreement, require_unclipped
 from deepsearch_rl.train.rl.policy_loss import kl_advantages
 from deepsearch_rl.train.rl.rl_config import RlConfig
 
 # Batches that are computed at the same time on a CPU, by one thread each; each holds its activations
 SIDE_BY_SIDE = 2
+# Where no KL is in the loss, the start model scores one batch of four, and so many rollouts at least:
+# the error of a share served is estimated from as many
+REFERENCE_STRIDE = 4
+REFERENCE_ROLLOUTS = 8
 ResultT = TypeVar("ResultT")
+
+
+class Part(NamedTuple):
+    """What one batch adds to an update: metrics, gradients, and the policy's log-probabilities, [B, S]."""
+
+    metrics: dict[str, float]
+    gradients: tuple[torch.Tensor, ...]
+    logprobs_BS: torch.Tensor
 
 
 class Policy:
@@ -143,7 +157,8 @@ class Policy:
             # PEFT writes a set, whose order changes from process to process
             if self._adapter is not None:
                 settings = read_json(partial / ADAPTER_FILES[0])
-                settings["target_modules"].sort()
+                if isinstance(settings["target_modules"], list):
+                    settings["target_modules"].sort()
                 write_json(partial / ADAPTER_FILES[0], settings)
 
             torch.save(self.optimizer.state_dict(), partial / OPTIMIZER_FILE)
@@ -159,10 +174,47 @@ class Policy:
 
         Raises StalePolicyError and NotFiniteError.
         """
-        tensors = rows.tensors
-        own_NS, reference_NS = self._logprobs(rows, minibatches)
-        self._has_moved = False
+        batches: list[torch.Tensor] = []
+        for chosen in minibatches:
+            batches += rows.batches(chosen, self.config.max_batch_tokens)
 
+        tensors = rows.tensors
+        own_NS = self._logprobs_by("the policy", self.model, rows, batches)
+        self._has_moved = False
+        self._score_by_reference(rows, batches)
+        metrics = self._agreement(rows, own_NS)
+
+        tensors["original_logprobs"] = tensors["logprobs"]
+        tensors["logprobs"] = own_NS.roll(1, dims=1).where(
+            ~tensors["logprobs"].isnan(), float("nan")
+        )
+        mask_NS = rows.mask(torch.arange(len(own_NS)))
+        penalty_NS = kl_advantages(
+            self.config.loss.kl_penalty, own_NS, tensors["reference_logprobs"], mask_NS
+        )
+        tensors["advantages"] = tensors["advantages"] + penalty_NS.roll(1, dims=1)
+        return metrics
+
+    def _score_by_reference(self, rows: Rows, batches: Sequence[torch.Tensor]) -> None:
+        """Give the rows the log-probabilities of the start model, ``reference_logprobs`` [N, S].
+
+        Where it is not part of the loss, it scores one batch of four or more of them, for the
+        metrics alone, and those of the other rows are NaN. Raises NotFiniteError.
+        """
+        loss = self.config.loss
+        is_in_loss = loss.kl_loss > 0 or loss.kl_penalty > 0
+        stride = min(REFERENCE_STRIDE, len(rows.lengths_N) // REFERENCE_ROLLOUTS)
+        scored = batches if is_in_loss else batches[:: max(1, stride)]
+        with self._adapter.disable_adapter() if self._adapter else contextlib.nullcontext():
+            reference = self._reference or self.model
+            rows.tensors["reference_logprobs"] = self._logprobs_by(
+                "the start model", reference, rows, scored
+            )
+
+    def _agreement(self, rows: Rows, own_NS: torch.Tensor) -> dict[str, float]:
+        """Return the metrics of sampler, policy (log-probabilities [N, S]) and start model; raise StalePolicyError."""
+        tensors = rows.tensors
+        reference_NS = tensors["reference_logprobs"]
         mask_NS = rows.mask(torch.arange(len(own_NS)))
         sampled_NS = shift_tensor(tensors["logprobs"], float("nan")).where(mask_NS, float("nan"))
         advantages_N = tensors["advantages"].sum(dim=1)
@@ -175,56 +227,33 @@ class Policy:
             self.config.max_mismatch,
         )
 
-        tensors["original_logprobs"] = tensors["logprobs"]
-        tensors["logprobs"] = own_NS.roll(1, dims=1).where(
-            ~tensors["logprobs"].isnan(), float("nan")
-        )
-        tensors["reference_logprobs"] = reference_NS
         is_better_NS = mask_NS & (advantages_N > 0)[:, None]
         if is_better_NS.any():
             metrics["logprob_positive"] = float(own_NS[is_better_NS].mean())
-        penalty_NS = kl_advantages(self.config.loss.kl_penalty, own_NS, reference_NS, mask_NS)
-        tensors["advantages"] = tensors["advantages"] + penalty_NS.roll(1, dims=1)
-        return {**metrics, "kl": mean_kl(own_NS[mask_NS], reference_NS[mask_NS])}
-
-    def _logprobs(
-        self, rows: Rows, minibatches: Sequence[torch.Tensor]
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the log-probabilities of this policy and of the start model, each [N, S].
-
-        Raises NotFiniteError.
-        """
-        batches: list[torch.Tensor] = []
-        for chosen in minibatches:
-            batches += rows.batches(chosen, self.config.max_batch_tokens)
-
-        own_NS = self._logprobs_by(self.model, rows, batches)
-        with self._adapter.disable_adapter() if self._adapter else contextlib.nullcontext():
-            reference_NS = self._logprobs_by(self._reference or self.model, rows, batches)
-
-        for of, values_NS in (("the policy", own_NS), ("the start model", reference_NS)):
-            bad = int((~values_NS.isfinite()).any(dim=1).sum())
-            if bad:
-                raise NotFiniteError(
-                    f"the log-probabilities of {of} are not finite (NaN or infinite) in {bad} of "
-                    f"{len(own_NS)} rollouts. Nothing of this step is kept."
-                )
-
-        return own_NS, reference_NS
+        compared_NS = mask_NS & ~reference_NS.isnan()
+        return {**metrics, "kl": mean_kl(own_NS[compared_NS], reference_NS[compared_NS])}
 
     def _logprobs_by(
-        self, model: PreTrainedModel, rows: Rows, batches: Sequence[torch.Tensor]
+        self, name: str, model: PreTrainedModel, rows: Rows, batches: Sequence[torch.Tensor]
     ) -> torch.Tensor:
-        """Return a model's log-probabilities of the rows of all batches, [N, S]."""
+        """Return a model's log-probabilities [N, S] of the rows of all batches, NaN for other rows.
+
+        Raises NotFiniteError, which calls the model by ``name``.
+        """
 
         def logprobs_of(rows_B: torch.Tensor) -> torch.Tensor:
             inputs = rows.take(rows_B, self._device)
             with torch.no_grad():
                 return self.token_statistics(inputs, model, with_entropy=False)[0].cpu()
 
-        logprobs_NS = torch.zeros_like(rows.tensors["logprobs"])
+        bad = 0
+        logprobs_NS = torch.full_like(rows.tensors["logprobs"], math.nan)
         for rows_B, logprobs_BS in zip(batches, self._each(logprobs_of, batches), strict=True):
+            bad += int((~logprobs_BS.isfinite()).any(dim=1).sum())
+            logprobs_NS[rows_B] = 0.0
             logprobs_NS[rows_B, : logprobs_BS.shape[1]] = logprobs_BS
+
+        _require_finite_rows(name, bad, sum(map(len, batches)))
         return logprobs_NS
 
     def _each(
@@ -234,6 +263,29 @@ class Policy:
         each = map if self._threads is None else self._threads.map
         return iter(each(compute, batches))
 
+    def update_once(self, rows: Rows) -> dict[str, float]:
+        """Make the only optimizer step over the rows, scored as they are trained on; return metrics as both.
+
+        The policy has not moved since it sampled them, so that its log-probabilities on the way
+        are the old policy's: :meth:`score` and :meth:`update` of one minibatch give the same
+        weights, a forward pass later. A penalty in the advantages needs them before
+        (``rl.loss.kl_penalty``).
+
+        Raises as :meth:`score` and :meth:`update`, before a weight has changed.
+        """
+        everything = torch.arange(len(rows.lengths_N))
+        self._score_by_reference(rows, rows.batches(everything, self.config.max_batch_tokens))
+        totals, own_NS = self._backward(rows, everything, is_scored=False)
+        try:
+            bad = int((~own_NS.isfinite()).any(dim=1).sum())
+            _require_finite_rows("the policy", bad, len(own_NS))
+            metrics = self._agreement(rows, own_NS)
+        except (NotFiniteError, StalePolicyError):
+            # Or they would be added to those of the next update
+            self.optimizer.zero_grad(set_to_none=True)
+            raise
+        return {**metrics, **self._step(totals)}
+
     def update(self, rows: Rows, chosen: torch.Tensor) -> dict[str, float]:
         """Make one optimizer step over the chosen rows, a minibatch of :meth:`score`; return metrics by ART's names.
 
@@ -241,7 +293,10 @@ class Policy:
             CheckFailedError: a token of the first update after :meth:`score` is outside the clip
             range.
         """
-        totals = self.backward(rows, chosen)
+        return self._step(self.backward(rows, chosen))
+
+    def _step(self, totals: dict[str, float]) -> dict[str, float]:
+        """Apply the gradient; return the metrics."""
         norm = torch.nn.utils.clip_grad_norm_(self._parameters, self.config.optimizer.max_grad_norm)
 
         try:
@@ -269,27 +324,42 @@ class Policy:
 
     def backward(self, rows: Rows, chosen: torch.Tensor) -> dict[str, float]:
         """Compute the gradient of the chosen rows, a minibatch; return the means over their tokens."""
+        return self._backward(rows, chosen, is_scored=True)[0]
+
+    def _backward(
+        self, rows: Rows, chosen: torch.Tensor, *, is_scored: bool
+    ) -> tuple[dict[str, float], torch.Tensor]:
+        """Compute a gradient; return the means over the tokens and the policy's log-probabilities, [N, S]."""
         trained_tokens = float(rows.mask(chosen).sum())
         rows.weigh(chosen, self.config.loss, self.config.max_sequence_tokens)
         batches = rows.batches(chosen, self.config.max_batch_tokens)
         totals: dict[str, float] = defaultdict(float)
+        own_NS = torch.zeros_like(rows.tensors["logprobs"])
 
-        def part_of(rows_B: torch.Tensor) -> tuple[dict[str, float], tuple[torch.Tensor, ...]]:
-            return self._part(rows.take(rows_B, self._device), trained_tokens)
+        def part_of(rows_B: torch.Tensor) -> Part:
+            inputs = rows.take(rows_B, self._device)
+            return self._part(inputs, trained_tokens, is_scored=is_scored)
 
-        for metrics, gradients in self._each(part_of, batches):
-            for name, value in metrics.items():
+        for rows_B, part in zip(batches, self._each(part_of, batches), strict=True):
+            own_NS[rows_B, : part.logprobs_BS.shape[1]] = part.logprobs_BS
+            for name, value in part.metrics.items():
                 totals[name] += value
-            for parameter, gradient in zip(self._parameters, gradients, strict=True):
+            for parameter, gradient in zip(self._parameters, part.gradients, strict=True):
                 parameter.grad = gradient if parameter.grad is None else parameter.grad + gradient
 
-        return totals
+        return totals, own_NS
 
     def _part(
-        self, inputs: dict[str, torch.Tensor], trained_tokens: float
-    ) -> tuple[dict[str, float], tuple[torch.Tensor, ...]]:
-        """Return one batch's share of the step's mean metrics, and its share of the gradient."""
+        self, inputs: dict[str, torch.Tensor], trained_tokens: float, *, is_scored: bool
+    ) -> Part:
+        """Return one batch's share of the step's mean metrics and gradient; rows not scored are so on the way."""
         logprobs_BS, entropy_BS = self.token_statistics(inputs)
+        own_BS = logprobs_BS.detach()
+        if not is_scored:
+            sampled_BS = inputs["logprobs"]
+            inputs["original_logprobs"] = sampled_BS
+            inputs["logprobs"] = own_BS.roll(1, dims=1).where(~sampled_BS.isnan(), float("nan"))
+
         loss = (
             token_losses(inputs, logprobs_BS, entropy_BS, self.config.loss)
             * inputs["token_weights"]
@@ -298,13 +368,14 @@ class Policy:
         gradients = torch.autograd.grad(loss, self._parameters, materialize_grads=True)
 
         share_BS = shift_tensor(inputs["assistant_mask"], False).float() / trained_tokens
-        clipped_BS = clipped(inputs, logprobs_BS.detach(), self.config.loss)
         metrics = {
             "loss/train": loss.item(),
             "loss/entropy": float((entropy_BS.detach() * share_BS).sum()),
-            "loss/clip_fraction": float((clipped_BS * share_BS).sum()),
+            "loss/clip_fraction": float(
+                (clipped(inputs, own_BS, self.config.loss) * share_BS).sum()
+            ),
         }
-        return metrics, gradients
+        return Part(metrics, gradients, own_BS.cpu())
 
     def token_statistics(
         self,
@@ -363,19 +434,31 @@ class Policy:
         )
 
 
+def _require_finite_rows(name: str, bad: int, rows: int) -> None:
+    """Raise NotFiniteError if a model, called by ``name``, has log-probabilities that are no numbers in some rows."""
+    if bad:
+        raise NotFiniteError(
+            f"the log-probabilities of {name} are not finite (NaN or infinite) in {bad} of {rows} "
+            "rollouts. Nothing of this step is kept."
+        )
+
+
 def with_adapter(
     model: PreTrainedModel, config: RlConfig, checkpoint: Path | None
 ) -> peft.PeftModel:
-    """Return the model with an adapter on every linear layer: a new one, or a checkpoint's.
+    """Return the model with an adapter on every linear layer of ``rl.lora.layers``: a new one, or a checkpoint's.
 
     Raises ArtifactError if the checkpoint does not fit the model.
     """
     assert config.lora is not None
+    layers = config.lora.layers
     if checkpoint is None:
         settings = peft.LoraConfig(
             r=config.lora.rank,
             lora_alpha=config.lora.alpha,
-            target_modules="all-linear",
+            target_modules="all-linear"
+            if layers is None
+            else layers_pattern(layers, model.config.num_hidden_layers),
             task_type="CAUSAL_LM",
         )
         return cast(peft.PeftModel, peft.get_peft_model(model, settings))

@@ -276,11 +276,14 @@ class OwnService:
         await asyncio.to_thread(self._sampler.rest)
 
         with memory_named(self.config):
-            metrics = await asyncio.to_thread(self._policy.score, rows, parts)
             self._policy.optimizer.param_groups[0]["lr"] = learning_rate(self.config, step, steps)
 
-            for chosen in parts:
-                yield {**metrics, **await asyncio.to_thread(self._policy.update, rows, chosen)}
+            if len(parts) == 1 and not self.config.loss.kl_penalty:
+                yield await asyncio.to_thread(self._policy.update_once, rows)
+            else:
+                metrics = await asyncio.to_thread(self._policy.score, rows, parts)
+                for chosen in parts:
+                    yield {**metrics, **await asyncio.to_thread(self._policy.update, rows, chosen)}
 
         await asyncio.to_thread(self._policy.save, self._checkpoint(step), self.task.weights)
 

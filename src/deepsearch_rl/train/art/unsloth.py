@@ -79,6 +79,8 @@ def require_honoured(config: RlConfig) -> None:
         wrong.append("rl.loss.algorithm: grpo or gspo (ART's)")
     if config.lora is None:
         wrong.append("rl.lora: {rank, alpha} (it trains adapters)")
+    elif config.lora.layers is not None:
+        wrong.append("rl.lora.layers: null (its adapters are on all layers)")
     if whole % config.logprob_chunk:
         wrong.append(f"rl.logprob_chunk: a divisor of max_sequence_tokens = {whole}")
     if wrong:

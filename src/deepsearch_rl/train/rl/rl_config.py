@@ -62,6 +62,11 @@ class VerlConfig(Record):
     attention: Literal["sdpa", "flash_attention_2"] = Field(
         default="sdpa", description="flash_attention_2 also trains without padding"
     )
+    save_every: int | None = Field(
+        default=None,
+        ge=1,
+        description="steps between checkpoints, of which a run that stops loses as many at most; null: dev.every",
+    )
     critic: CriticConfig | None = None
 
     @model_validator(mode="after")
@@ -146,10 +151,15 @@ class GateConfig(Record):
 
 
 class LoraConfig(Record):
-    """The adapter on every linear layer."""
+    """The adapter on every linear layer, or on those of the upper layers."""
 
     rank: int = Field(ge=1)
     alpha: int = Field(ge=1)
+    layers: int | None = Field(
+        default=None,
+        ge=1,
+        description="the last so many alone, where backward passes end; null: all",
+    )
 
 
 class BackendConfig(Record):

@@ -55,6 +55,23 @@ def go_back_to_whole(checkpoints: Path, config: RlConfig) -> None:
         _point_to(tracker, newest)
 
 
+def keep_only(checkpoints: Path, best: int, newest: int) -> None:
+    """Remove what veRL has saved, but the best step's checkpoint and the ``newest``, which training goes on from."""
+    tracker = checkpoints / TRACKER
+    named = _named_step(tracker) if tracker.is_file() else None
+    # A step above that is still being written
+    saved = sorted(step for step in _steps(checkpoints) if named is not None and step <= named)
+    for step in saved[:-newest]:
+        if step != best:
+            shutil.rmtree(checkpoints / step_folder(step))
+
+
+def _steps(checkpoints: Path) -> list[int]:
+    """Return the steps that have a folder."""
+    names = (path.name.removeprefix(PREFIX) for path in checkpoints.glob(f"{PREFIX}*/"))
+    return sorted(int(name) for name in names if name.isdecimal())
+
+
 def _whole_steps(checkpoints: Path, config: RlConfig) -> list[int]:
     """Return the steps whose checkpoint is whole; say and remove the others."""
     verl = config.backend.verl
@@ -63,10 +80,8 @@ def _whole_steps(checkpoints: Path, config: RlConfig) -> list[int]:
     models = ("actor", "critic") if verl.critic else ("actor",)
 
     problems: dict[int, str | None] = {}
-    for folder in sorted(checkpoints.glob(f"{PREFIX}*")):
-        step = folder.name.removeprefix(PREFIX)
-        if step.isdecimal() and folder.is_dir():
-            problems[int(step)] = _problem(folder, models, processes)
+    for step in _steps(checkpoints):
+        problems[step] = _problem(checkpoints / step_folder(step), models, processes)
 
     # Only now: shards of another number of processes are refused before anything is removed
     whole: list[int] = []

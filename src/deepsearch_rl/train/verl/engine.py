@@ -4,7 +4,7 @@ The scratch folder of a run holds::
 
     verl/params.yaml, agent.yaml     what the episodes are played by
     verl/train.parquet, dev.parquet  the questions, in the order in which they are trained on
-    verl/checkpoints/                veRL's, of every step that dev scores
+    verl/checkpoints/                veRL's: the best by dev F1, and the newest to go on from
     verl/logs/<number>.jsonl, .txt   veRL's figures and output of each start of its trainer
 
 A run that was killed, or lost a worker, goes on from the newest whole checkpoint; the watchdog starts
@@ -50,7 +50,12 @@ from deepsearch_rl.train.rl.rollouts import batch
 from deepsearch_rl.train.rl.run_log import TRAIN_LOG, RunLog, best_line
 from deepsearch_rl.train.rl.task_checks import check_task
 from deepsearch_rl.train.rl.watchdog import begin
-from deepsearch_rl.train.verl.checkpoints import go_back_to_whole, merge_command, step_folder
+from deepsearch_rl.train.verl.checkpoints import (
+    go_back_to_whole,
+    keep_only,
+    merge_command,
+    step_folder,
+)
 from deepsearch_rl.train.verl.cluster import THIS_MACHINE
 from deepsearch_rl.train.verl.figures import VerlSteps, read_logs
 from deepsearch_rl.train.verl.overrides import (
@@ -218,6 +223,7 @@ def _train(task: RlTask, config: RlConfig, run: VerlRun) -> RunLog:
         process = guard.start(command, environment=_environment(config, figures), output=log)
         while not _has_ended(process):
             _take(steps, logs, config)
+            _keep_checkpoints(steps.log.lines, run.checkpoints, config)
 
     _take(steps, logs, config)
     if process.returncode != 0:
@@ -232,6 +238,18 @@ def _take(steps: VerlSteps, logs: Path, config: RlConfig) -> None:
     for line in steps.take(read_logs(logs, config)):
         _require_same_policy(line, config)
         begin("roll out", line.step + 1)
+
+
+def _keep_checkpoints(lines: Sequence[TrainingStep], checkpoints: Path, config: RlConfig) -> None:
+    """Remove checkpoints as other engines do: the best and the newest ``rl.kept_checkpoints`` stay."""
+    saved = _saved(lines, checkpoints)
+    if saved:
+        keep_only(checkpoints, best_line(saved).step, config.kept_checkpoints)
+
+
+def _saved(lines: Sequence[TrainingStep], checkpoints: Path) -> list[TrainingStep]:
+    """Return the lines of the steps that have a checkpoint."""
+    return [line for line in lines if (checkpoints / step_folder(line.step)).is_dir()]
 
 
 def _require_same_policy(line: TrainingStep, config: RlConfig) -> None:
@@ -304,7 +322,7 @@ def _workers_environment(config: RlConfig, figures: Path) -> list[str]:
 
 def _best_saved(lines: Sequence[TrainingStep], checkpoints: Path) -> TrainingStep:
     """Return the best line by dev F1 that has a checkpoint: the start has none."""
-    saved = [line for line in lines if (checkpoints / step_folder(line.step)).is_dir()]
+    saved = _saved(lines, checkpoints)
     if not saved:
         raise ArtifactError(f"{checkpoints} has no checkpoint of a step in veRL's log.")
     best = best_line(saved)

@@ -116,6 +116,11 @@ def _not_honoured(config: RlConfig, verl: VerlConfig) -> Iterator[str]:
 
     if config.patience is not None:
         yield "rl.patience has to be null, since it trains all steps"
+    if config.dev.every % (verl.save_every or config.dev.every):
+        yield (
+            f"rl.backend.verl.save_every has to divide rl.dev.every = {config.dev.every}, since every step that dev "
+            "scores is saved"
+        )
     if config.shuffle_rewards:
         yield "rl.shuffle_rewards has to be false"
     if config.minibatches is None or config.groups_per_step % config.minibatches:
@@ -126,6 +131,8 @@ def _not_honoured(config: RlConfig, verl: VerlConfig) -> Iterator[str]:
         yield f"the {rollouts} rollouts of a step have to be a multiple of the {gpus} GPUs"
     if config.optimizer.schedule == "linear":
         yield "rl.optimizer.schedule has to be constant or cosine"
+    if config.lora and config.lora.layers is not None:
+        yield "rl.lora.layers has to be null, since it names no layers"
     if config.logprob_chunk < config.max_batch_tokens:
         yield "rl.logprob_chunk has to be rl.max_batch_tokens, since it holds a batch's logits at once"
     if config.sampler.program is not None:
@@ -278,7 +285,7 @@ def _conversations_at_once(config: RlConfig) -> int:
 
 
 def _trainer(config: RlConfig, verl: VerlConfig, run: VerlRun) -> dict[str, Any]:
-    """Return the overrides of the trainer: it saves every step that dev scores, since any can be the best."""
+    """Return the overrides of the trainer; every step that dev scores is saved, since any can be the best."""
     return {
         "trainer.total_training_steps": run.steps,
         # The rows hold the questions of all steps, so that one epoch is the whole training
@@ -287,7 +294,7 @@ def _trainer(config: RlConfig, verl: VerlConfig, run: VerlRun) -> dict[str, Any]
         "trainer.n_gpus_per_node": verl.gpus_per_node,
         "trainer.val_before_train": True,
         "trainer.test_freq": config.dev.every,
-        "trainer.save_freq": config.dev.every,
+        "trainer.save_freq": verl.save_every or config.dev.every,
         "trainer.default_local_dir": run.checkpoints,
         "trainer.resume_mode": "auto",
         "trainer.logger": ["console", "file"],
