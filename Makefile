@@ -119,7 +119,7 @@ params: environment  ##change params.yaml and dvc.yaml of every profile, from th
 
 gpu-environments: environment  ##full .venvs/{core,index,sft,rl,serve}, the interpreters of the gpu profiles
 	@for family in core index sft rl serve; do \
-	  $(UV) venv -q --allow-existing --relocatable --python 3.11 .venvs/$$family && \
+	  $(UV) venv -q --allow-existing --relocatable --managed-python --python 3.11 .venvs/$$family && \
 	  $(UV) pip sync --python .venvs/$$family/bin/python profiles/gpu/requirements/$$family.txt && \
 	  $(UV) pip install --python .venvs/$$family/bin/python --no-deps -e . && \
 	  $(PYTHON) tools/environment.py --adopt .venvs/$$family || exit 1; \
@@ -127,7 +127,7 @@ gpu-environments: environment  ##full .venvs/{core,index,sft,rl,serve}, the inte
 	@.venvs/serve/bin/python -m tools.sentence_model
 
 verl-environment: environment  ##full .venvs/verl, for rl.backend.engine: verl
-	@$(UV) venv -q --allow-existing --relocatable --python 3.11 .venvs/verl
+	@$(UV) venv -q --allow-existing --relocatable --managed-python --python 3.11 .venvs/verl
 	@$(UV) pip sync --python .venvs/verl/bin/python profiles/gpu/requirements/verl.txt
 	@$(UV) pip install --python .venvs/verl/bin/python --no-deps -e .
 

@@ -175,6 +175,18 @@ def test_passages_that_do_not_fit_give_way_to_the_request_for_an_answer(chat_ser
     assert [retrieval.chunk_ids for retrieval in trajectory.retrievals] == [(), ()]
 
 
+def test_a_rollout_that_fails_out_of_context_ends_where_a_whole_turn_does_not_fit(
+    chat_server, answer
+):
+    query = "the director of the film that was shot in Silent Harbor"
+    chat_server.says("", query, query, tokens=(250, 60))
+    trajectory = answer(context_tokens=430, out_of_context="fail")
+    assert trajectory.stop_reason is StopReason.TOKEN_BUDGET
+    assert "leave less than agent.max_tokens = " in (trajectory.error or "")
+    assert not any(NO_ROOM_LEFT in message.content for message in trajectory.messages)
+    assert len(chat_server.requests) == 1
+
+
 def test_a_context_too_full_for_any_answer_ends_in_the_token_budget(chat_server, answer):
     chat_server.says("", "one", tokens=(1000, 20))
     trajectory = answer()

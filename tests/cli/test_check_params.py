@@ -42,6 +42,16 @@ def changed(field: str, value: Any) -> Profile:
     return Profile(Path("params.yaml"), values)
 
 
+def test_questions_that_are_made_are_enough_for_rl(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    profile = find_profile(ROOT, "own_gpu")
+    check(profile)
+    with pytest.raises(
+        ConfigError, match=r"make_questions\.min_train: 500 is less than the 750 questions .*to 750"
+    ):
+        check(profile.with_overrides({"rl.steps.sft": 300}))
+
+
 @pytest.mark.parametrize("name", profile_names(ROOT))
 def test_the_params_of_every_profile_fit(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)

@@ -1,5 +1,6 @@
 """What a machine and an environment are missing, each with the way to get it."""
 
+import sys
 from importlib.metadata import requires
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from deepsearch_rl.cli.doctor import (
     missing_on_machine,
     render,
 )
+from deepsearch_rl.cli.doctor_training import missing_to_compile
 from deepsearch_rl.cli.main import app
 from deepsearch_rl.core.profile import find_profile
 from tests.conftest import ROOT
@@ -38,6 +40,32 @@ def test_the_tiny_profile_can_run_here(root: Path) -> None:
     report = inspect(root)
     assert report.is_ready, report.missing["tiny"]
     assert "tiny: ready, `make repro`" in render(report)
+
+
+def test_a_machine_that_compiles_nothing_with_pythons_headers_is_told_before_triton_tries(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def found(compiler: Path) -> list[str]:
+        monkeypatch.setenv("CC", str(compiler))
+        return [each.what for each in missing_to_compile(Path(sys.executable))]
+
+    works, fails = tmp_path / "works", tmp_path / "fails"
+    # It is given the folder of the headers, and the line that includes them
+    works.write_text('#!/bin/sh\ngrep -q Python.h && case "$*" in *-I*include/python3*) exit 0;; esac; exit 1')
+    fails.write_text("#!/bin/sh\necho 'fatal error: Python.h: No such file' >&2; exit 1")
+    for path in (works, fails):
+        path.chmod(0o755)
+    assert found(works) == []
+    [what] = found(fails)
+    assert what.startswith("Python.h for ")
+    assert "fatal error: Python.h: No such file" in what
+    [what] = found(tmp_path / "none")
+    assert what.startswith("a C compiler that answers")
+
+    monkeypatch.delenv("CC")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    [missing_one] = missing_to_compile(Path(sys.executable))
+    assert missing_one.fix == "apt install gcc (or name one by CC)"
 
 
 def test_every_missing_requirement_is_named_with_the_way_to_get_it(

@@ -5,7 +5,7 @@ The scripted teacher's error rates stand here too, so that commands read them wi
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Final, Self
+from typing import Final, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -53,6 +53,10 @@ class AgentConfig(Record):
     answer_tokens: int = Field(
         ge=1,
         description="if fewer than max_tokens fit, but at least these, the model is asked to answer now",
+    )
+    out_of_context: Literal["answer", "fail"] = Field(
+        default="answer",
+        description="where max_tokens do not fit: the model is asked to answer now, or the rollout fails",
     )
     max_observation_tokens: int | None = Field(
         ge=1,

@@ -9,7 +9,8 @@ limit means the same in both.
 Before each turn the prompt's tokens are estimated. If a whole turn of ``max_tokens`` does not fit
 the context, the model is told to answer now and gets the room that is left; if not even
 ``answer_tokens`` fit, the last passages are dropped first. Another search after that ends the
-rollout, and so does one after the notice that no searches are left.
+rollout, and so does one after the notice that no searches are left. With ``out_of_context: fail``
+the rollout ends where a whole turn does not fit, as with a server that refuses such a prompt.
 """
 
 from dataclasses import dataclass
@@ -81,6 +82,8 @@ class RolloutSteps:
         """
         transcript = self.transcript
         answer_tokens = self.config.answer_tokens
+        if self.config.out_of_context == "fail":
+            return None
         if transcript.unanswered:
             self._tell_to_answer(drop_passages=True)
         elif max_tokens <= answer_tokens:
@@ -101,6 +104,8 @@ class RolloutSteps:
         """Return the tokens that the next turn may have."""
         config = self.config
         has_passages = bool(self.transcript.unanswered)
+        if has_passages and config.out_of_context == "fail" and self._room() < config.max_tokens:
+            raise self._no_room(f"less than agent.max_tokens = {config.max_tokens} of")
         if has_passages and self._room() < config.max_tokens:
             self._tell_to_answer(drop_passages=False)
         if has_passages and self._room() < config.answer_tokens:
@@ -108,13 +113,15 @@ class RolloutSteps:
         room = self._room()
 
         if room < config.answer_tokens and self.transcript.prompt_count.counted:
-            detail = (
-                f"about {config.context_tokens - room} prompt tokens leave no room to answer in"
-            )
-            raise RolloutStopped(StopReason.TOKEN_BUDGET, f"{detail} {config.context_tokens}")
+            raise self._no_room("no room to answer in")
 
         # Where this is a guess, the server decides whether the prompt fits
         return max(config.answer_tokens, min(room, config.max_tokens))
+
+    def _no_room(self, left: str) -> RolloutStopped:
+        tokens = self.config.context_tokens
+        detail = f"about {tokens - self._room()} prompt tokens leave {left} {tokens}"
+        return RolloutStopped(StopReason.TOKEN_BUDGET, detail)
 
     def _tell_to_answer(self, *, drop_passages: bool) -> None:
         """Write the request for an answer after the last observation, or in place of all of the last turn."""

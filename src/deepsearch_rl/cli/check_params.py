@@ -349,6 +349,18 @@ def _training(values: Mapping[str, Any]) -> Iterator[str]:
             yield from _unknown("rl.starts", "model that a stage makes", start, starts)
         if start not in rl["steps"]:
             yield f"rl.steps: there is no entry for the start {start}; add one"
+            continue
+
+        # Questions that are made are not counted before
+        made = values.get("make_questions", {})
+        if rl["dataset"] in made.get("documents", {}):
+            needed = math.ceil(rl["steps"][start] * rl["groups_per_step"] / rl["epochs"])
+            if made["min_train"] < needed:
+                yield (
+                    f"make_questions.min_train: {made['min_train']} is less than the {needed} questions that "
+                    f"rl.steps.{start} x rl.groups_per_step take in rl.epochs = {rl['epochs']:g}; raise it to "
+                    f"{needed}, or lower the steps"
+                )
 
 
 def _check_models(profile: Profile, root: Path) -> None:

@@ -22,6 +22,11 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from pydantic import Field
 
+from deepsearch_rl.cli.doctor_training import (
+    MissingRequirement,
+    missing_for_rl,
+    missing_to_compile,
+)
 from deepsearch_rl.cli.plan import Plan, make_plan
 from deepsearch_rl.cli.plan_cpu import USUAL_SHAPE, measured_gflops
 from deepsearch_rl.core.errors import ConfigError
@@ -54,7 +59,6 @@ KEYS = ("OPENAI_API_KEY", "HF_TOKEN")
 SERVERS = ("OPENAI_BASE_URL", "MLFLOW_TRACKING_URI", "PREFECT_API_URL")
 SERVER_TIMEOUT_S = 3.0
 PROGRAM_TIMEOUT_S = 20.0
-CLUSTER_TIMEOUT_S = 60.0
 
 
 class Requirements(Record):
@@ -85,14 +89,6 @@ class Machine:
     def gpus(self) -> str:
         """The memory of every GPU."""
         return ", ".join(f"{size:.0f} GiB" for size in self.gpus_gib) or "none"
-
-
-@dataclass(frozen=True, slots=True)
-class MissingRequirement:
-    """Something that is missing, and how to get it."""
-
-    what: str
-    fix: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,9 +201,12 @@ def missing_for_profile(
         yield MissingRequirement(f"interpreter {', '.join(missing)}", f"make {target}")
 
     yield from _missing_files(profile, root)
-    yield from _missing_for_rl(profile, root, machine)
+    yield from missing_for_rl(profile, root, len(machine.gpus_gib))
     needs = profile.section("requires", Requirements)
     yield from missing_on_machine(needs, machine)
+    if needs.gpu_memory_gib:
+        for interpreter in interpreters.keys() - set(missing):
+            yield from missing_to_compile(root / interpreter)
     # A CPU is timed with torch
     if installed_version("torch") or needs.gpu_memory_gib:
         yield from _beyond_plan(needs, make_plan(profile, {}))
@@ -290,57 +289,6 @@ def _named_paths(values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         path = values.get(section, {}).get(name)
         if path:
             yield f"{section}.{name}", path
-
-
-def _missing_for_rl(profile: Profile, root: Path, machine: Machine) -> Iterator[MissingRequirement]:
-    """Yield what the engine of section ``rl`` needs besides the interpreters of section ``python``."""
-    backend = profile.values.get("rl", {}).get("backend", {})
-    if backend.get("service") == "unsloth":
-        # Where ART installs it
-        cache = os.environ.get("ART_VLLM_RUNTIME_CACHE_DIR") or "~/.cache/art/vllm_runtime"
-        if not any(Path(cache).expanduser().glob("*/install.json")):
-            yield MissingRequirement(f"ART's vLLM, below {cache}", "make art-vllm")
-
-    verl = backend.get("verl")
-    if not verl:
-        return
-    if not (root / verl["python"]).exists():
-        yield MissingRequirement(f"veRL's interpreter {verl['python']}", "make verl-environment")
-    elif verl.get("address") is not None:
-        yield from _missing_in_cluster(root, verl)
-
-    gpus = len(machine.gpus_gib)
-    if verl.get("address") is None and gpus < verl["gpus_per_node"]:
-        what = f"{verl['gpus_per_node']} GPUs (this machine has: {gpus})"
-        fix = "use a larger machine, or lower rl.backend.verl.gpus_per_node in profile.yaml"
-        yield MissingRequirement(what, fix)
-
-
-def _missing_in_cluster(root: Path, verl: Mapping[str, Any]) -> Iterator[MissingRequirement]:
-    """Yield what the nodes of a Ray cluster have otherwise than its head, as veRL's environment finds it."""
-    command = [str(root / verl["python"]), "-m", "deepsearch_rl.train.verl.cluster"]
-    command += [verl["address"], str(verl.get("nodes", 1)), str(verl["gpus_per_node"])]
-    sources = str(Path(__file__).resolve().parents[2])
-    environment = {**os.environ, "PYTHONPATH": sources, "RAY_USAGE_STATS_ENABLED": "0"}
-    try:
-        result = subprocess.run(
-            command,
-            capture_output=True,
-            text=True,
-            timeout=CLUSTER_TIMEOUT_S,
-            check=False,
-            env=environment,
-        )
-    except subprocess.TimeoutExpired:
-        what = f"no answer of the Ray cluster {verl['address']} in {CLUSTER_TIMEOUT_S:g} s"
-        yield MissingRequirement(what, "`ray status` on its head says how it is")
-        return
-
-    problems = result.stdout.splitlines()
-    if result.returncode and not problems:
-        problems = result.stderr.strip().splitlines()[-1:]
-    for problem in problems:
-        yield MissingRequirement(f"Ray cluster {verl['address']}: {problem}", "docs/training.md")
 
 
 def render(report: DoctorReport) -> str:

@@ -246,11 +246,12 @@ def test_too_few_documents_for_the_splits_are_refused_before_anything_is_asked(
 @pytest.mark.parametrize(
     ("quoted", "questions", "problem"),
     [
-        ("was built", 1, r"\w+, \w+: of 1 drafts 1 passed.*Raise make_questions\.questions"),
-        ("is built", 50, r"train, dev, val: .*\d+ not_verbatim; .*Add documents"),
+        ("was built", 50, r"make_questions\.min_train is 100: of \d+ drafts .*Add documents"),
+        ("was built", 1, r"audit for \w+, \w+: of 1 drafts 1 passed.*Raise make_questions\.questions"),
+        ("is built", 50, r"audit for train, dev, val: .*\d+ not_verbatim; .*Add documents"),
     ],
 )
-def test_a_split_without_a_question_is_refused_with_what_was_rejected(
+def test_too_few_questions_are_refused_with_what_was_rejected(
     smoke: Profile, tmp_path: Path, quoted: str, questions: int, problem: str
 ) -> None:
     writer = ScriptedWriter(share=0.0)
@@ -260,10 +261,10 @@ def test_a_split_without_a_question_is_refused_with_what_was_rejected(
 
     write_texts(tmp_path / "documents", 20)
     with serve_chat(reply) as chat:
-        config = config_at(chat.endpoint.base_url, questions=questions)
+        config = config_at(chat.endpoint.base_url, questions=questions, min_train=100)
         one_by_one = config.writer.model_copy(update={"concurrency": 1})
         config = config.model_copy(update={"writer": one_by_one})
-        with pytest.raises(ArtifactError, match=f"passed the audit for {problem}"):
+        with pytest.raises(ArtifactError, match=problem):
             make(tmp_path / "documents", config, smoke, tmp_path / "work", tmp_path / "out")
 
 

@@ -59,6 +59,7 @@ _MORE = {
     "budget": "Raise make_questions.budget_tokens",
     "passages": "Add documents, take another writer, or change make_questions.splits",
 }
+TRAIN = "train"
 Share = Annotated[float, Field(gt=0, lt=1)]
 
 
@@ -73,6 +74,9 @@ class WritingConfig(Record):
     questions: int = Field(ge=1, description="that pass the audit; then writing stops")
     splits: dict[str, Share] = Field(
         min_length=1, description="split -> its share of the documents; together 1"
+    )
+    min_train: int = Field(
+        default=1, ge=1, description="questions that the split train has at least, for what comes after"
     )
     audit: AuditConfig
 
@@ -112,7 +116,8 @@ def make_questions(
         out: folder to write.
 
     Raises:
-        ArtifactError: the folder has no readable file, or no question of some split passed the audit.
+        ArtifactError: the folder has no readable file, or no question of some split, or too few of
+            train, passed the audit.
         ConfigError: the writer's endpoint is not set, or there are too few documents for the splits.
         EndpointError: the writer failed.
         UnavailableError: a package that reads a kind of document is not installed.
@@ -137,7 +142,7 @@ def make_questions(
         writing = _Writing(config, model, auditor)
         writing.run(chunks, seed)
         funnel = writing.funnel()
-        _require_questions(folder, config.splits, funnel, replies)
+        _require_questions(folder, config, funnel, replies)
         for split in config.splits:
             questions = _questions_of(split, writing.kept)
             write_jsonl(partial / "questions" / f"{split}.jsonl", questions)
@@ -228,15 +233,23 @@ def _require_documents(splits: Mapping[str, float], split_of: Mapping[str, str])
         )
 
 
-def _require_questions(folder: Path, splits: Iterable[str], funnel: Funnel, replies: Path) -> None:
-    """Raise ArtifactError for splits without a question."""
-    empty = [split for split in splits if not funnel.kept_by_split.get(split)]
-    if not empty:
+def _require_questions(folder: Path, config: WritingConfig, funnel: Funnel, replies: Path) -> None:
+    """Raise ArtifactError for splits without a question, and for too few train questions."""
+    empty = [split for split in config.splits if not funnel.kept_by_split.get(split)]
+    train = funnel.kept_by_split.get(TRAIN, 0)
+    if empty:
+        problem = f"no question about {folder} passed the audit for {', '.join(empty)}"
+    elif TRAIN in config.splits and train < config.min_train:
+        problem = (
+            f"{train} train questions about {folder} passed the audit, and make_questions.min_train is "
+            f"{config.min_train}"
+        )
+    else:
         return
 
     rejected = [f"{count} {reason}" for reason, count in funnel.rejected.items() if count]
     raise ArtifactError(
-        f"no question about {folder} passed the audit for {', '.join(empty)}: of {funnel.drafts} drafts "
+        f"{problem}: of {funnel.drafts} drafts "
         f"{funnel.kept} passed; rejected: {', '.join(rejected) or 'none'}; "
         f"{funnel.unreadable_replies} replies could not be read, and {funnel.cut_replies} of all were cut at "
         f"make_questions.writer.max_tokens. {replies} has the model's replies. "
