@@ -51,7 +51,9 @@ def test_a_machine_that_compiles_nothing_with_pythons_headers_is_told_before_tri
 
     works, fails = tmp_path / "works", tmp_path / "fails"
     # It is given the folder of the headers, and the line that includes them
-    works.write_text('#!/bin/sh\ngrep -q Python.h && case "$*" in *-I*include/python3*) exit 0;; esac; exit 1')
+    works.write_text(
+        '#!/bin/sh\ngrep -q Python.h && case "$*" in *-I*include/python3*) exit 0;; esac; exit 1'
+    )
     fails.write_text("#!/bin/sh\necho 'fatal error: Python.h: No such file' >&2; exit 1")
     for path in (works, fails):
         path.chmod(0o755)

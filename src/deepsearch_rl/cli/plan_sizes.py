@@ -46,6 +46,7 @@ SLOPES: dict[str, tuple[float, float]] = {
     "rollout_eager_s": (0.02, 0.07),
     "rl_token_s": (3.5e-4, 8.8e-5),
     "verl_token_s": (3.9e-4, 3.3e-5),
+    "padding": (1.7, 1.7),  # positions of veRL's batches over their tokens, without flash attention
     "rl_step_s": (0, 6),
     "ifeval_prompt_s": (0.03, 0.06),
     "report_rollout_s": (0.0013, 0.005),

@@ -31,6 +31,8 @@ from deepsearch_rl.server.requests import is_loopback
 WEIGHT_BYTES = 4
 MOMENTS_BYTES = 8
 TRAINED_BYTES = WEIGHT_BYTES + 4 + MOMENTS_BYTES
+# Positions of the largest padded batch of veRL over the tokens that a batch may have
+LARGEST_PADDED = 2
 # Of the tokens of make_questions, those that the model writes
 WRITTEN_SHARE = 0.1
 # Of a generated conversation
@@ -337,7 +339,10 @@ def _verl(
     # What is offloaded comes back in its turn: of one model, the moments
     resting_bytes = TRAINED_BYTES - offloaded + (MOMENTS_BYTES / models if offloaded else 0)
     update_gib = parameters * resting_bytes / gpus / GIB + sizes.weights_gib / gpus
-    update_gib += rl["max_batch_tokens"] * sizes.slopes["gpu_token_gib"]
+    # Rows are padded to the longest of their batch, after batches were made by tokens
+    is_padded = verl.get("attention") != "flash_attention_2"
+    held = rl["max_batch_tokens"] * (LARGEST_PADDED if is_padded else 1)
+    update_gib += held * sizes.slopes["gpu_token_gib"]
     if not rl["sampler"]["sleep"]:
         update_gib += sampler_gib
 
@@ -345,10 +350,11 @@ def _verl(
     # The best, the newest, and one that is being written, with the optimizer's moments
     saved = steps // (verl.get("save_every") or rl["dev"]["every"])
     checkpoints = min(saved, rl["kept_checkpoints"] + 2)
+    padding = sizes.slopes["padding"] if is_padded else 1.0
     work = {
         "serve_start_s": 1,
         _rollout_slope(rl["sampler"]): rollouts * _gpu_size(sizes) / gpus,
-        "verl_token_s": tokens * _gpu_size(sizes) * models / gpus,
+        "verl_token_s": tokens * padding * _gpu_size(sizes) * models / gpus,
         "rl_step_s": steps,
     }
     return sizes.plan(

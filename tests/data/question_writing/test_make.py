@@ -247,7 +247,11 @@ def test_too_few_documents_for_the_splits_are_refused_before_anything_is_asked(
     ("quoted", "questions", "problem"),
     [
         ("was built", 50, r"make_questions\.min_train is 100: of \d+ drafts .*Add documents"),
-        ("was built", 1, r"audit for \w+, \w+: of 1 drafts 1 passed.*Raise make_questions\.questions"),
+        (
+            "was built",
+            1,
+            r"audit for \w+, \w+: of 1 drafts 1 passed.*Raise make_questions\.questions",
+        ),
         ("is built", 50, r"audit for train, dev, val: .*\d+ not_verbatim; .*Add documents"),
     ],
 )

@@ -1,6 +1,7 @@
 """Section ``rl`` as veRL's configuration: what is refused, and what veRL's own files and validation make of it."""
 
 import json
+import random
 import shutil
 import subprocess
 from dataclasses import replace
@@ -10,6 +11,8 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
+from deepsearch_rl.cli.plan_sizes import SLOPES
+from deepsearch_rl.cli.plan_stages import LARGEST_PADDED
 from deepsearch_rl.core.errors import ConfigError, UnavailableError
 from deepsearch_rl.core.files import read_jsonl
 from deepsearch_rl.train.curves import CurveLine, TrainingStep, recorded_curve
@@ -55,6 +58,13 @@ CASES: dict[str, dict[str, Any]] = {
     },
     "sglang": {"device": "cuda", "verl": {"rollout": "sglang"}},
 }
+# Rows of one to four searches, as search_r1 may have on a GPU, and its tokens of a batch
+_DRAWS = random.Random(0)
+LENGTHS = [
+    350 + 620 * _DRAWS.choices([1, 2, 3, 4], [5, 3, 1, 1])[0] + _DRAWS.randint(0, 150)
+    for _ in range(160)
+]
+BUDGET = 18432
 REFUSED: dict[str, dict[str, Any]] = {
     "rl.patience": {"patience": 3},
     "rl.lora.layers": {"lora": {"rank": 8, "alpha": 16, "layers": 1}},
@@ -197,7 +207,7 @@ def composed(start: Path) -> dict[str, Any]:
     done = subprocess.run(
         command,
         cwd=ROOT,
-        input=json.dumps(cases),
+        input=json.dumps({"overrides": cases, "lengths": LENGTHS, "budget": BUDGET}),
         capture_output=True,
         text=True,
         timeout=280,
@@ -205,6 +215,13 @@ def composed(start: Path) -> dict[str, Any]:
     )
     assert done.returncode == 0, done.stderr[-4000:]
     return json.loads(done.stdout)
+
+
+@pytest.mark.slow
+def test_the_plan_counts_what_verl_pads(composed: dict[str, Any]) -> None:
+    padded = composed["padded"]
+    assert sum(padded) / sum(LENGTHS) == pytest.approx(SLOPES["padding"][1], rel=0.2)
+    assert max(padded) <= LARGEST_PADDED * BUDGET
 
 
 @pytest.mark.slow

@@ -1,6 +1,6 @@
 """Runs in veRL's environment: composes lists of overrides, checks them by veRL's own means, writes what it reads.
 
-python -m tests.train.verl.verl_compose_child < CASES     # {name: [override, ...]}
+python -m tests.train.verl.verl_compose_child < CASES     # {"overrides": {name: [override, ...]}, "lengths": [...]}
 """
 
 import contextlib
@@ -43,15 +43,30 @@ def known_names() -> dict[str, list[str]]:
     }
 
 
+def padded_batches(lengths: list[int], budget: int) -> list[int]:
+    """Return the positions of every batch that veRL makes of rows by their tokens, each padded to its longest."""
+    torch: Any = importlib.import_module("torch")
+    balancing: Any = importlib.import_module("verl.utils.seqlen_balancing")
+    tensordict: Any = importlib.import_module("tensordict")
+    longest = max(lengths)
+    mask = torch.arange(longest)[None] < torch.tensor(lengths)[:, None]
+    rows = {"input_ids": torch.zeros(len(lengths), longest).long(), "attention_mask": mask.long()}
+    batch = tensordict.TensorDict(rows, batch_size=len(lengths))
+    _, parts = balancing.rearrange_micro_batches(batch, budget)
+    return [len(part) * max(lengths[row] for row in part) for part in parts]
+
+
 def main() -> None:
-    cases: dict[str, list[str]] = json.load(sys.stdin)
+    given: dict[str, Any] = json.load(sys.stdin)
+    cases: dict[str, list[str]] = given["overrides"]
     results: dict[str, Any] = {}
     with contextlib.redirect_stdout(sys.stderr):
         names = known_names()
         for name, overrides in cases.items():
             container = omegaconf.OmegaConf.to_container(compose(overrides), resolve=True)
             results[name] = container
-    print(json.dumps({"names": names, "configs": results}))
+        padded = padded_batches(given["lengths"], given["budget"])
+    print(json.dumps({"names": names, "configs": results, "padded": padded}))
 
 
 if __name__ == "__main__":

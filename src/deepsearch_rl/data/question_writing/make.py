@@ -76,7 +76,9 @@ class WritingConfig(Record):
         min_length=1, description="split -> its share of the documents; together 1"
     )
     min_train: int = Field(
-        default=1, ge=1, description="questions that the split train has at least, for what comes after"
+        default=1,
+        ge=1,
+        description="questions that the split train has at least, for what comes after",
     )
     audit: AuditConfig
 
