@@ -9,10 +9,12 @@ import pytest
 
 from deepsearch_rl.agent.steps import NO_ROOM_LEFT
 from deepsearch_rl.chat import chat_messages
-from deepsearch_rl.chat.endpoint import read_remote, resolve_endpoint
+from deepsearch_rl.chat.endpoint import RemoteConfig, read_remote, resolve_endpoint
+from deepsearch_rl.core.profile import find_profile
 from deepsearch_rl.core.records import StopReason
 from tests.agent.conftest import ANSWER, Answer, response
 from tests.agent.test_provider_replies import reply
+from tests.conftest import ROOT
 
 RAW_CALL = '<tool_call>\n{"name": "retrieve", "arguments": {"query": "one"}}\n</tool_call>'
 
@@ -230,3 +232,16 @@ def test_a_limit_of_tokens_in_a_minute_is_no_prompt_that_is_too_large(
     chat_server.script.append(response(body, 413))
     trajectory = answer()
     assert trajectory.stop_reason is StopReason.MODEL_ERROR
+
+
+@pytest.mark.parametrize("profile", ["gpu", "thinking"])
+def test_the_teacher_of_a_profile_is_asked_for_several_calls_in_a_turn(
+    profile: str, chat_server: Any, answer: Answer
+) -> None:
+    """DashScope allows one call a reply where a request does not say otherwise."""
+    teacher = find_profile(ROOT, profile).mapping("endpoints", RemoteConfig)["teacher"]
+    chat_server.says("", "one", "two")
+    chat_server.says(ANSWER)
+    trajectory = answer(endpoint=dataclasses.replace(chat_server.endpoint, options=teacher.request))
+    assert [request["parallel_tool_calls"] for request in chat_server.requests] == [True, True]
+    assert len(trajectory.retrievals) == 2
