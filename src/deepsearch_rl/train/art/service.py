@@ -13,11 +13,12 @@ import contextlib
 import http
 import shutil
 import subprocess
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, ParamSpec, TypeAlias, TypeVar
 
 import httpx
 import torch
@@ -42,6 +43,9 @@ from deepsearch_rl.train.art.policy import Policy
 from deepsearch_rl.train.art.rows import Rows
 from deepsearch_rl.train.rl.rl_config import RlConfig, learning_rate
 from deepsearch_rl.train.rl.rl_trainer import RlTask
+
+P = ParamSpec("P")
+ResultT = TypeVar("ResultT")
 
 
 @dataclass
@@ -218,6 +222,17 @@ class OwnService:
     task: RlTask
     config: RlConfig
 
+    @cached_property
+    def _thread(self) -> ThreadPoolExecutor:
+        # The same one for every update: each thread keeps the memory that it has freed to itself
+        return ThreadPoolExecutor(1, "service")
+
+    async def _in_thread(
+        self, function: Callable[P, ResultT], *arguments: P.args, **named: P.kwargs
+    ) -> ResultT:
+        call = partial(function, *arguments, **named)
+        return await asyncio.get_running_loop().run_in_executor(self._thread, call)
+
     @property
     def step(self) -> int:
         """The newest finished step: the number of its checkpoint folder, 0 before training."""
@@ -249,7 +264,7 @@ class OwnService:
         """Serve the newest policy on loopback and return host and port."""
         # Loaded before vLLM takes its share of the memory
         self._policy  # noqa: B018
-        address = await asyncio.to_thread(self._sampler.start)
+        address = await self._in_thread(self._sampler.start)
         await self.serve()
         return address
 
@@ -273,23 +288,24 @@ class OwnService:
         rows = Rows(packed_tensors_from_dir(**disk_packed_tensors))
         parts = minibatches(len(rows.lengths_N), self.config.minibatches, self.task.seed + step)
         # A sampler on the same GPU gives its memory back for the update
-        await asyncio.to_thread(self._sampler.rest)
+        await self._in_thread(self._sampler.rest)
 
         with memory_named(self.config):
             self._policy.optimizer.param_groups[0]["lr"] = learning_rate(self.config, step, steps)
 
             if len(parts) == 1 and not self.config.loss.kl_penalty:
-                yield await asyncio.to_thread(self._policy.update_once, rows)
+                yield await self._in_thread(self._policy.update_once, rows)
             else:
-                metrics = await asyncio.to_thread(self._policy.score, rows, parts)
+                metrics = await self._in_thread(self._policy.score, rows, parts)
                 for chosen in parts:
-                    yield {**metrics, **await asyncio.to_thread(self._policy.update, rows, chosen)}
+                    yield {**metrics, **await self._in_thread(self._policy.update, rows, chosen)}
 
-        await asyncio.to_thread(self._policy.save, self._checkpoint(step), self.task.weights)
+        await self._in_thread(self._policy.save, self._checkpoint(step), self.task.weights)
 
     async def aclose(self) -> None:
-        """Stop the server; mp_actors keeps the name ``close`` for the end of the service's process."""
-        await asyncio.to_thread(self._sampler.close)
+        """Stop server and thread; mp_actors keeps the name ``close`` for the end of the service's process."""
+        await self._in_thread(self._sampler.close)
+        self._thread.shutdown()
 
 
 def minibatches(rows: int, count: int | None, seed: int) -> tuple[torch.Tensor, ...]:
