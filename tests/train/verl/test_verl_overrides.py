@@ -68,7 +68,7 @@ BUDGET = 18432
 REFUSED: dict[str, dict[str, Any]] = {
     "rl.patience": {"patience": 3},
     "rl.lora.layers": {"lora": {"rank": 8, "alpha": 16, "layers": 1}},
-    "rl.backend.verl.save_every": {"verl": {"save_every": 3}},
+    "rl.backend.verl.save_every": {"verl": {"save_every": 7}},
     "rl.shuffle_rewards": {"shuffle_rewards": True},
     "rl.minibatches": {"minibatches": None},
     "rl.concurrency": {"concurrency": 63},
