@@ -47,7 +47,7 @@ def test_a_machine_that_compiles_nothing_with_pythons_headers_is_told_before_tri
 ) -> None:
     def found(compiler: Path) -> list[str]:
         monkeypatch.setenv("CC", str(compiler))
-        return [each.what for each in missing_to_compile(Path(sys.executable))]
+        return [each.what for each in missing_to_compile([Path(sys.executable)])]
 
     works, fails = tmp_path / "works", tmp_path / "fails"
     # It is given the folder of the headers, and the line that includes them
@@ -66,7 +66,7 @@ def test_a_machine_that_compiles_nothing_with_pythons_headers_is_told_before_tri
 
     monkeypatch.delenv("CC")
     monkeypatch.setenv("PATH", str(tmp_path))
-    [missing_one] = missing_to_compile(Path(sys.executable))
+    [missing_one] = missing_to_compile([Path(sys.executable)] * 2)
     assert missing_one.fix == "apt install gcc (or name one by CC)"
 
 

@@ -104,9 +104,9 @@ class RolloutSteps:
         """Return the tokens that the next turn may have."""
         config = self.config
         has_passages = bool(self.transcript.unanswered)
-        if has_passages and config.out_of_context == "fail" and self._room() < config.max_tokens:
-            raise self._no_room(f"less than agent.max_tokens = {config.max_tokens} of")
         if has_passages and self._room() < config.max_tokens:
+            if config.out_of_context == "fail":
+                raise self._no_room(f"less than agent.max_tokens = {config.max_tokens} of")
             self._tell_to_answer(drop_passages=False)
         if has_passages and self._room() < config.answer_tokens:
             self._tell_to_answer(drop_passages=True)

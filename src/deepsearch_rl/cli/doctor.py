@@ -205,8 +205,8 @@ def missing_for_profile(
     needs = profile.section("requires", Requirements)
     yield from missing_on_machine(needs, machine)
     if needs.gpu_memory_gib:
-        for interpreter in interpreters.keys() - set(missing):
-            yield from missing_to_compile(root / interpreter)
+        present = [root / interpreter for interpreter in interpreters if interpreter not in missing]
+        yield from missing_to_compile(present)
     # A CPU is timed with torch
     if installed_version("torch") or needs.gpu_memory_gib:
         yield from _beyond_plan(needs, make_plan(profile, {}))

@@ -3,7 +3,7 @@
 import os
 import shutil
 import subprocess
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,8 +25,8 @@ class MissingRequirement:
     fix: str
 
 
-def missing_to_compile(interpreter: Path) -> Iterator[MissingRequirement]:
-    """Yield what an interpreter lacks to compile a line with its headers, as Triton does when a GPU is first used.
+def missing_to_compile(interpreters: Sequence[Path]) -> Iterator[MissingRequirement]:
+    """Yield what is missing to compile a line with interpreters' headers, as Triton does when a GPU is first used.
 
     Triton (3.7, runtime/build.py) takes ``CC``, gcc or clang.
     """
@@ -36,32 +36,31 @@ def missing_to_compile(interpreter: Path) -> Iterator[MissingRequirement]:
         yield MissingRequirement(what, "apt install gcc (or name one by CC)")
         return
 
-    command = [str(interpreter), "-c", INCLUDE_FOLDER]
-    try:
-        found = subprocess.run(
-            command, capture_output=True, text=True, timeout=COMPILE_TIMEOUT_S, check=False
-        )
-        command = [compiler, "-fsyntax-only", "-I", found.stdout.strip(), "-x", "c", "-"]
-        result = subprocess.run(
-            command,
-            input=INCLUDE,
-            capture_output=True,
-            text=True,
-            timeout=COMPILE_TIMEOUT_S,
-            check=False,
-        )
-    except (OSError, subprocess.TimeoutExpired) as error:
-        yield MissingRequirement(
-            f"a C compiler that answers ({compiler}: {error})", "apt install gcc"
-        )
-        return
+    for interpreter in interpreters:
+        try:
+            folder = _ended([str(interpreter), "-c", INCLUDE_FOLDER], COMPILE_TIMEOUT_S).stdout
+            command = [compiler, "-fsyntax-only", "-I", folder.strip(), "-x", "c", "-"]
+            result = _ended(command, COMPILE_TIMEOUT_S, input=INCLUDE)
+        except (OSError, subprocess.TimeoutExpired) as error:
+            what = f"a C compiler that answers ({compiler}: {error})"
+            yield MissingRequirement(what, "apt install gcc")
+            return
 
-    if result.returncode:
-        said = result.stderr.strip().partition("\n")[0]
-        yield MissingRequirement(
-            f"Python.h for {interpreter}, without which Triton compiles nothing ({compiler}: {said})",
-            "make gpu-environments (uv's own Pythons have it), or apt install python3-dev",
-        )
+        if result.returncode:
+            said = result.stderr.strip().partition("\n")[0]
+            yield MissingRequirement(
+                f"Python.h for {interpreter}, without which Triton compiles nothing ({compiler}: {said})",
+                "make gpu-environments (uv's own Pythons have it), or apt install python3-dev",
+            )
+
+
+def _ended(
+    command: Sequence[str], timeout_s: float, **options: Any
+) -> "subprocess.CompletedProcess[str]":
+    """Run a command to its end and return its output; raise OSError and TimeoutExpired."""
+    return subprocess.run(
+        command, capture_output=True, text=True, timeout=timeout_s, check=False, **options
+    )
 
 
 def missing_for_rl(profile: Profile, root: Path, gpus: int) -> Iterator[MissingRequirement]:
@@ -94,14 +93,7 @@ def _missing_in_cluster(root: Path, verl: Mapping[str, Any]) -> Iterator[Missing
     sources = str(Path(__file__).resolve().parents[2])
     environment = {**os.environ, "PYTHONPATH": sources, "RAY_USAGE_STATS_ENABLED": "0"}
     try:
-        result = subprocess.run(
-            command,
-            capture_output=True,
-            text=True,
-            timeout=CLUSTER_TIMEOUT_S,
-            check=False,
-            env=environment,
-        )
+        result = _ended(command, CLUSTER_TIMEOUT_S, env=environment)
     except subprocess.TimeoutExpired:
         what = f"no answer of the Ray cluster {verl['address']} in {CLUSTER_TIMEOUT_S:g} s"
         yield MissingRequirement(what, "`ray status` on its head says how it is")

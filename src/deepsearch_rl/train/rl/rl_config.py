@@ -65,7 +65,7 @@ class VerlConfig(Record):
     save_every: int | None = Field(
         default=None,
         ge=1,
-        description="steps between checkpoints, of which a run that stops loses as many at most; null: dev.every",
+        description="steps between checkpoints, the most that a run loses where it stops; null: dev.every",
     )
     critic: CriticConfig | None = None
 

@@ -222,10 +222,9 @@ def _train(task: RlTask, config: RlConfig, run: VerlRun) -> RunLog:
     with ProcessGuard() as guard, text.open("w", encoding="utf-8") as log:
         process = guard.start(command, environment=_environment(config, figures), output=log)
         while not _has_ended(process):
-            _take(steps, logs, config)
-            _keep_checkpoints(steps.log.lines, run.checkpoints, config)
+            _take(steps, logs, run.checkpoints, config)
 
-    _take(steps, logs, config)
+    _take(steps, logs, run.checkpoints, config)
     if process.returncode != 0:
         raise trainer_error(task.start_name, process.returncode, text)
     if steps.last != run.steps:
@@ -233,11 +232,15 @@ def _train(task: RlTask, config: RlConfig, run: VerlRun) -> RunLog:
     return steps.log
 
 
-def _take(steps: VerlSteps, logs: Path, config: RlConfig) -> None:
-    """Take what veRL has logged since the last look; raise StalePolicyError for a step of another policy."""
+def _take(steps: VerlSteps, logs: Path, checkpoints: Path, config: RlConfig) -> None:
+    """Take what veRL has logged since the last look, and remove checkpoints that are not needed any more.
+
+    Raise StalePolicyError for a step of another policy.
+    """
     for line in steps.take(read_logs(logs, config)):
         _require_same_policy(line, config)
         begin("roll out", line.step + 1)
+        _keep_checkpoints(steps.log.lines, checkpoints, config)
 
 
 def _keep_checkpoints(lines: Sequence[TrainingStep], checkpoints: Path, config: RlConfig) -> None:
