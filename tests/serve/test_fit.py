@@ -60,20 +60,21 @@ def random_model(model_type: str, dtype: torch.dtype = torch.float32) -> PreTrai
 
 
 def check_logprobs(model: PreTrainedModel, tolerance: float) -> None:
-    """Compare the log-probabilities of drawn tokens with those of one forward pass by transformers."""
+    """Compare the log-probabilities of tokens drawn together with those of transformers."""
     rng = random.Random(0)
-    prompt = [rng.randrange(10, 640) for _ in range(150)]
-    engine = Engine(copy.deepcopy(model), slots=4, context_tokens=256)
-    drawn = engine.generate(prompt, SamplingParams(1.0, 8, 0)).result(timeout=60)
+    prompts = [[rng.randrange(10, 640) for _ in range(length)] for length in (150, 1, 240, 30)]
+    engine = Engine(copy.deepcopy(model), slots=8, context_tokens=256)
+    requests = [engine.generate(prompt, SamplingParams(1.0, 8, 0)) for prompt in prompts]
+    answers = [request.result(timeout=60) for request in requests]
     engine.close()
 
-    with torch.no_grad():
-        logits = model(torch.tensor([[*prompt, *drawn.token_ids]]), use_cache=False).logits[0]
-    logprobs = torch.log_softmax(logits.float(), dim=-1)
-    expected = [
-        float(logprobs[len(prompt) - 1 + i, token]) for i, token in enumerate(drawn.token_ids)
-    ]
-    assert drawn.logprobs == pytest.approx(expected, abs=tolerance)
+    for prompt, drawn in zip(prompts, answers, strict=True):
+        with torch.no_grad():
+            text = torch.tensor([[*prompt, *drawn.token_ids]])
+            logits = model(text, use_cache=False).logits[0, len(prompt) - 1 : -1]
+        logprobs = torch.log_softmax(logits.float(), dim=-1)
+        expected = [float(row[token]) for row, token in zip(logprobs, drawn.token_ids, strict=True)]
+        assert drawn.logprobs == pytest.approx(expected, abs=tolerance)
 
 
 @pytest.mark.parametrize("model_type", SUPPORTED)

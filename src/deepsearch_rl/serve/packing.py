@@ -33,7 +33,7 @@ class Shapes(NamedTuple):
     max_tokens: int
     # Query vectors that meet the same keys in an attention row are padded to a multiple of this
     queries: int
-    # A conversation with more query vectors takes several attention rows
+    # In float32, a conversation with more query vectors takes several attention rows
     max_queries: int
     # Keys of an attention row are padded to a multiple of this
     keys: int
@@ -41,11 +41,30 @@ class Shapes(NamedTuple):
     block: int
 
 
+class Rows(NamedTuple):
+    """Attention rows that one call computes; their tokens follow each other in the pass."""
+
+    # Where the slots of its rows lie: a slice copies nothing
+    places_B: slice | torch.Tensor
+    # Of the pass; a row is padded with its last token, whose outputs are not used
+    tokens_BQ: torch.Tensor
+    # Keys that are read
+    visible: int
+    # 0 or -inf, [B, 1, G x Q, K]
+    mask: torch.Tensor
+    # Where the output of each of its tokens stands, the padding of the pass counted
+    rows_T: torch.Tensor
+    columns_T: torch.Tensor
+
+
 class Pass:
     """One forward pass: its T packed tokens, and what its attention sees of the slots.
 
-    Tokens of all conversations lie one behind the other. The attention has B rows of up to Q tokens
-    of one conversation. A transformers model takes this object as its cache.
+    Tokens of all conversations lie one behind the other. The attention has rows of up to Q tokens
+    of one conversation. In float32 one call computes all B rows, so that sizes are few. In 16 bits
+    nothing rounds alike anyway: a prompt is one row and has a call of its own, which copies no keys
+    and is not padded, and rows of one token share a call. A transformers model takes this object as
+    its cache.
     """
 
     def __init__(
@@ -56,39 +75,48 @@ class Pass:
         positions_T: np.ndarray,
     ) -> None:
         self._table = table
-        self._block = shapes.block
-        self._visible = round_up(int(positions_T.max()) + 1, shapes.keys)
-
-        rows = _attention_rows(slots_T, shapes.max_queries // table.group)
-        firsts_B = rows[:, 0]
-        counts_B = rows[:, 1] - firsts_B
-        self._places_B = _places(table.places[slots_T[firsts_B]])
-
-        # A row is padded with its last token; its outputs are not used.
-        multiple = shapes.queries // math.gcd(shapes.queries, table.group)
-        width = round_up(int(counts_B.max()), multiple)
-        tokens_BQ = firsts_B[:, None] + np.minimum(np.arange(width), counts_B[:, None] - 1)
-        self._tokens_BQ = torch.from_numpy(tokens_BQ)
-
-        # A token sees itself and what stands before it, the same for all G heads that share keys.
-        is_later_BQK = np.arange(self._visible) > positions_T[tokens_BQ][:, :, None]
-        hidden_BQK = torch.from_numpy(is_later_BQK)
-        mask_BQK = torch.zeros(hidden_BQK.shape).masked_fill_(hidden_BQK, -torch.inf)
-        self._mask = mask_BQK.repeat(1, table.group, 1)[:, None]  # [B, 1, G x Q, K]
-
+        self._shapes = shapes
         # The tokens that are computed, as indices of ``slots_T``: the last is repeated
         self.padded_T = padded(len(slots_T), shapes.tokens)
+        self._places_T = torch.from_numpy(table.places[slots_T[self.padded_T]])
+        self._positions_T = torch.from_numpy(positions_T[self.padded_T])
 
-        # Where each of them is stored, and where the attention computes it.
-        rows_T = np.repeat(np.arange(len(rows)), counts_B)
-        columns_T = np.arange(len(rows_T)) - firsts_B[rows_T]
-        self._places_T = self._of_padded(table.places[slots_T])
-        self._positions_T = self._of_padded(positions_T)
-        self._rows_T = self._of_padded(rows_T)
-        self._columns_T = self._of_padded(columns_T)
+        if table.dtype is torch.float32:
+            spans = [_attention_rows(slots_T, shapes.max_queries // table.group)]
+        else:
+            spans = _calls(_attention_rows(slots_T, shapes.max_tokens))
+        self._calls = [self._rows(span, slots_T, positions_T) for span in spans]
 
-    def _of_padded(self, numbers_T: np.ndarray) -> torch.Tensor:
-        return torch.from_numpy(numbers_T[self.padded_T])
+    def _rows(self, spans_B2: np.ndarray, slots_T: np.ndarray, positions_T: np.ndarray) -> Rows:
+        """Lay out the rows of one call; ``spans_B2`` has first and end of each."""
+        firsts_B = spans_B2[:, 0]
+        counts_B = spans_B2[:, 1] - firsts_B
+        group = self._table.group
+
+        multiple = self._shapes.queries // math.gcd(self._shapes.queries, group)
+        width = round_up(int(counts_B.max()), multiple)
+        tokens_BQ = firsts_B[:, None] + np.minimum(np.arange(width), counts_B[:, None] - 1)
+
+        # A token sees itself and what stands before it, the same for all G heads that share keys.
+        positions_BQ = positions_T[tokens_BQ]
+        visible = round_up(int(positions_BQ.max()) + 1, self._shapes.keys)
+        is_later_BQK = np.arange(visible) > positions_BQ[:, :, None]
+        hidden_BQK = torch.from_numpy(is_later_BQK)
+        mask_BQK = torch.zeros(hidden_BQK.shape).masked_fill_(hidden_BQK, -torch.inf)
+
+        # The last call's rows take the padding of the pass.
+        end = spans_B2[-1, 1]
+        padding = len(self.padded_T) - end if end == len(slots_T) else 0
+        rows_T = np.repeat(np.arange(len(spans_B2)), counts_B)
+        columns_T = np.concatenate(list(map(np.arange, counts_B)))
+        return Rows(
+            places_B=_places(self._table.places[slots_T[firsts_B]]),
+            tokens_BQ=torch.from_numpy(tokens_BQ),
+            visible=visible,
+            mask=mask_BQK.repeat(1, group, 1)[:, None],
+            rows_T=torch.from_numpy(np.pad(rows_T, (0, padding), mode="edge")),
+            columns_T=torch.from_numpy(np.pad(columns_T, (0, padding), mode="edge")),
+        )
 
     def update(
         self,
@@ -97,54 +125,60 @@ class Pass:
         layer: int,
         _arguments: object = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Store the tokens' keys and values; return all that a row can attend to, [B, H, D, K] and [B, H, K, D]."""
+        """Store the tokens' keys and values; return those of all slots, [N, H, D, T] and [N, H, T, D]."""
         keys_NHDT = self._table.keys[layer]
         keys_NHDT[self._places_T, :, :, self._positions_T] = keys_1HTD[0].transpose(0, 1)
         values_NHTD = self._table.values[layer]
         values_NHTD[self._places_T, :, self._positions_T] = values_1HTD[0].transpose(0, 1)
-        return (
-            keys_NHDT[self._places_B, :, :, : self._visible],
-            values_NHTD[self._places_B, :, : self._visible],
-        )
+        return keys_NHDT, values_NHTD
 
     def attend(
         self,
         query: torch.Tensor,
-        keys_BHDK: torch.Tensor,
-        values_BHKD: torch.Tensor,
+        keys_NHDT: torch.Tensor,
+        values_NHTD: torch.Tensor,
         scale: float,
     ) -> torch.Tensor:
         """Return the attention's output for a query [1, H x G, T, D], as [1, T, H x G, D].
 
         The query heads that share a key-value head are G x Q rows of one product with its keys.
         """
-        heads = keys_BHDK.shape[1]
-        query_HGTD = query[0].unflatten(0, (heads, -1))
-        query_HGBQD = query_HGTD[:, :, self._tokens_BQ]
-        vectors = query_HGBQD.permute(2, 0, 1, 3, 4).flatten(2, 3)  # [B, H, G x Q, D]
+        query_HGTD = query[0].unflatten(0, (keys_NHDT.shape[1], -1))
+        outputs: list[torch.Tensor] = []
+        for rows in self._calls:
+            keys_BHDK = keys_NHDT[rows.places_B, :, :, : rows.visible]
+            values_BHKD = values_NHTD[rows.places_B, :, : rows.visible]
+            query_HGBQD = query_HGTD[:, :, rows.tokens_BQ]
+            vectors = query_HGBQD.permute(2, 0, 1, 3, 4).flatten(2, 3)  # [B, H, G x Q, D]
 
-        if query.dtype is torch.float32:
-            output = self._attend_in_blocks(vectors * scale, keys_BHDK, values_BHKD)
-        else:
-            # Scores and softmax are float32 in torch's own function, and nowhere rounded to 16 bits
-            output = torch.nn.functional.scaled_dot_product_attention(
-                vectors, keys_BHDK.mT, values_BHKD, self._mask, scale=scale
-            )
+            if query.dtype is torch.float32:
+                output = self._attend_in_blocks(vectors * scale, keys_BHDK, values_BHKD, rows.mask)
+            else:
+                # Scores and softmax are float32 in torch's own function, and nowhere rounded to 16 bits
+                output = torch.nn.functional.scaled_dot_product_attention(
+                    vectors, keys_BHDK.mT, values_BHKD, rows.mask, scale=scale
+                )
 
-        output_BHGQD = output.unflatten(2, (-1, self._tokens_BQ.shape[1]))
-        return output_BHGQD[self._rows_T, :, :, self._columns_T].flatten(1, 2)[None]
+            output_BHGQD = output.unflatten(2, (-1, rows.tokens_BQ.shape[1]))
+            outputs.append(output_BHGQD[rows.rows_T, :, :, rows.columns_T])
+
+        return torch.cat(outputs).flatten(1, 2)[None]
 
     def _attend_in_blocks(
-        self, vectors: torch.Tensor, keys_BHDK: torch.Tensor, values_BHKD: torch.Tensor
+        self,
+        vectors: torch.Tensor,
+        keys_BHDK: torch.Tensor,
+        values_BHKD: torch.Tensor,
+        mask: torch.Tensor,
     ) -> torch.Tensor:
         """Multiply keys and values in blocks of tokens, and add the values' products in order.
 
         One product over all keys would be added up in an order that depends on how many there are.
         """
-        scores = (vectors @ keys_BHDK).add_(self._mask)
+        scores = (vectors @ keys_BHDK).add_(mask)
         weights = torch.softmax(scores, dim=-1)  # [B, H, G x Q, K]
-        weight_blocks = weights.split(self._block, -1)
-        value_blocks = values_BHKD.split(self._block, 2)
+        weight_blocks = weights.split(self._shapes.block, -1)
+        value_blocks = values_BHKD.split(self._shapes.block, 2)
         return functools.reduce(torch.add, map(torch.matmul, weight_blocks, value_blocks))
 
 
@@ -162,6 +196,13 @@ def _attention_rows(slots_T: np.ndarray, widest: int) -> np.ndarray:
             rows.append((first, min(first + widest, end)))
 
     return np.array(rows)
+
+
+def _calls(rows_B2: np.ndarray) -> list[np.ndarray]:
+    """Cut rows into those of one call: a longer row alone, those of one token that follow each other together."""
+    is_single_B = np.diff(rows_B2)[:, 0] == 1
+    starts_call_B = ~(is_single_B & np.roll(is_single_B, 1))
+    return np.split(rows_B2, np.flatnonzero(starts_call_B[1:]) + 1)
 
 
 def _places(places_B: np.ndarray) -> slice | torch.Tensor:

@@ -35,6 +35,7 @@ class SlotTable:
         width = (
             getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         )
+        self.dtype = dtype
         tokens = round_up(context_tokens, ALLOCATED_TOKENS)
         layers = range(config.num_hidden_layers)
         # [N, H, D, T]: as the right side of a product with a few query vectors, keys that lie so are
