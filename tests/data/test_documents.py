@@ -11,8 +11,9 @@ import pytest
 from deepsearch_rl.core.errors import ArtifactError, ConfigError
 from deepsearch_rl.core.files import read_json, read_jsonl
 from deepsearch_rl.core.records import Document
-from deepsearch_rl.data.documents import READERS, DocumentFolder, UnreadableError, read_text
+from deepsearch_rl.data.documents import DocumentFolder
 from deepsearch_rl.data.download import DownloadConfig, download
+from deepsearch_rl.data.file_texts import READERS, UnreadableError, read_text
 
 PAGE = """<!doctype html><html><head><title>The harbour of Ulverton</title><script>var x = 1;</script>
 </head><body><header><nav><ul><li><a href="/">Home</a></li><li><a href="/news">News</a></li></ul></nav></header>
@@ -149,7 +150,7 @@ def test_files_that_cannot_be_read_are_named_and_counted(
         "photo.png": [".png", "is", "none", "of"],
         "scan.pdf": ["there", "is", "no", "text"],
     }
-    assert "8 files cannot be read (README: no suffix" in caplog.text
+    assert "8 files cannot be read, or not whole (README: no suffix" in caplog.text
 
 
 def test_a_name_that_is_not_utf8_is_named_with_what_to_do(tmp_path: Path) -> None:
@@ -211,7 +212,9 @@ def test_a_folder_without_a_readable_file_is_refused(tmp_path: Path) -> None:
     assert "download.path must name a folder" in problem(None)
     assert "is not a folder" in problem(tmp_path / "nowhere")
     assert "is empty" in problem(tmp_path / "empty")
-    assert "1 file cannot be read (a.png: .png is none of" in problem(tmp_path / "images")
+    assert "1 file cannot be read, or not whole (a.png: .png is none of" in problem(
+        tmp_path / "images"
+    )
 
 
 @pytest.mark.parametrize("suffix", READERS)
@@ -224,7 +227,7 @@ def test_bytes_of_another_kind_are_a_text_or_unreadable_and_never_a_crash(
     path = tmp_path / f"file{suffix}"
     path.write_bytes(content)
     try:
-        title, text = read_text(path)
+        title, text, _ = read_text(path)
     except UnreadableError:
         return
     assert text.strip()
