@@ -417,3 +417,13 @@ def test_a_question_without_answers_is_refused_with_the_keys_that_it_has(
 ) -> None:
     with pytest.raises(RecordError, match=r"field 'golden_answers'.*id, question, answers"):
         questions(tmp_path, {"id": "1", "question": "Q?", "answers": answers})
+
+
+@pytest.mark.parametrize("key", ["text", "contents"])
+def test_a_passage_that_is_a_list_of_texts_is_refused_with_how_to_join_it(
+    tmp_path: Path, key: str
+) -> None:
+    with pytest.raises(
+        RecordError, match=rf"'{key}': .*list of texts; join them.*\.{key} \|= join"
+    ):
+        documents(tmp_path, {"id": "1", "title": "T", key: ["First para. ", "Second."]})

@@ -29,6 +29,11 @@ def read(folder: Path, **fields: Any) -> Question:
         ('["Paris", "P"]', ("Paris", "P")),
         (["Paris", "", None, " "], ("Paris",)),
         ("[0, 1)", ("[0, 1)",)),
+        ('("Heroes" album)', ('("Heroes" album)',)),
+        ("[1911, 1912]", ("1911", "1912")),
+        ({"target": ["Ada", "A"]}, ("Ada", "A")),
+        ('{"target": ["Ada"]}', ("Ada",)),
+        ({"value": "Ada", "aliases": ["A", "Ada S."], "type": "x"}, ("Ada", "A", "Ada S.")),
     ],
 )
 def test_golden_answers_are_a_list_of_texts_however_they_are_written(
@@ -53,10 +58,43 @@ def test_a_question_of_blank_answers_is_refused_with_what_to_do(
         read(tmp_path, golden_answers=value)
 
 
+PRINTED = [
+    *(
+        "['Paris', 'P']",
+        "['Paris' 'P']",
+        "[['Paris']]",
+        "('Paris', 'P')",
+        "('Paris',)",
+        "{'Paris', 'P'}",
+    ),
+    *("array(['Ada'], dtype=object)", "np.array(['Ada'])", "frozenset({'Ada'})", "set()"),
+    "{'target': array(['Ada'], dtype=object)}",
+]
+
+
 @pytest.mark.parametrize("key", ["answer", "golden_answers"])
-def test_a_list_in_pythons_form_is_refused_with_jsons(tmp_path: Path, key: str) -> None:
-    with pytest.raises(RecordError, match=r"this list is not JSON; write .*json\.dumps"):
-        read(tmp_path, **{key: "['Paris', 'P']"})
+@pytest.mark.parametrize("printed", PRINTED)
+def test_what_python_prints_of_a_list_is_refused_with_jsons_form(
+    tmp_path: Path, key: str, printed: str
+) -> None:
+    for value in (printed, [printed]):
+        with pytest.raises(RecordError, match=r"this list is not JSON; write .*json\.dumps"):
+            read(tmp_path, **{key: value})
+
+
+@pytest.mark.parametrize("key", ["answer", "golden_answers"])
+@pytest.mark.parametrize("value", [[[1911, 1912]], "[[1911, 1912]]", [["Ada"]], [{"text": "Ada"}]])
+def test_a_list_in_a_list_of_answers_is_refused(tmp_path: Path, key: str, value: object) -> None:
+    with pytest.raises(RecordError, match="answers': an answer is itself a list or an object"):
+        read(tmp_path, **{key: value})
+
+
+@pytest.mark.parametrize("truth", [{"target": ["Ada"]}, ["Ada"], '{"target": ["Ada"]}'])
+def test_the_target_of_a_reward_is_the_answer_beside_a_question_without_others(
+    tmp_path: Path, truth: object
+) -> None:
+    question = read(tmp_path, reward_model={"ground_truth": truth, "style": "rule"})
+    assert question.golden_answers == ("Ada",)
 
 
 @pytest.mark.parametrize(

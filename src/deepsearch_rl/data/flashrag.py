@@ -41,8 +41,11 @@ Values = dict[str, Any]
 END_OF_INSTRUCTION = "</answer>. Question: "
 # Of the keys that an error quotes
 _QUOTED_CHARS = 120
-# A list of texts as Python prints it, which is not JSON
-_PRINTED_LIST = re.compile(r"""\s*\[\s*['"]""")
+# A list, tuple, set, array or dictionary as Python prints it, which is not JSON
+_PRINTED = re.compile(
+    r"""\s*(?:[\[({]*[\[{]\s*['"]|\(\s*(['"]).*?\1,\s*(?:['"]|\)\s*$)|\{.*\}\s*$|[\w.]+\(\s*[\[{]|\w*set\(\))""",
+    re.DOTALL,
+)
 # Lists and objects that tables, and copies of data sets on hubs, may hold as JSON text
 _JSON_COLUMNS = frozenset(
     {
@@ -162,16 +165,20 @@ def _under_title(title: str, contents: str) -> str:
 
 
 def _listed(value: Any) -> list[Any]:
-    """Return a value as a list: JSON text of a list is parsed, a single value becomes its only entry."""
-    if isinstance(value, list):
-        return value
-    if isinstance(value, str) and value.lstrip().startswith("["):
+    """Return answers as a list: JSON text is parsed, a single value becomes its only entry.
+
+    Search-R1's ``{"target": [...]}`` and TriviaQA's ``{"value", "aliases"}`` are lists, too.
+    """
+    if isinstance(value, str) and value.lstrip()[:1] in ("[", "{"):
         # An answer may also be a text in brackets
         with contextlib.suppress(ValueError, RecursionError):
-            values = json.loads(value)
-            if _all_text(values):
-                return values
-
+            value = json.loads(value)
+    if isinstance(value, dict) and "target" in value:
+        return _listed(value["target"])
+    if isinstance(value, dict) and "value" in value:
+        return [value["value"], *_listed(value.get("aliases"))]
+    if isinstance(value, list):
+        return value
     return [] if is_missing(value) else [value]
 
 
@@ -187,9 +194,15 @@ def _answer_texts(answers: object) -> list[object]:
             texts.append(str(answer))
         elif is_missing(answer) or (isinstance(answer, str) and not answer.strip()):
             continue
-        elif isinstance(answer, str) and _PRINTED_LIST.match(answer):
+        elif isinstance(answer, str) and _PRINTED.match(answer):
             raise PydanticCustomError(
-                "list_as_text", 'this list is not JSON; write ["a", "b"], as json.dumps does'
+                "list_as_text",
+                'this list is not JSON; write ["a", "b"], as json.dumps does (of an array: its .tolist())',
+            )
+        elif isinstance(answer, list | dict):
+            raise PydanticCustomError(
+                "list_in_list",
+                'an answer is itself a list or an object; write all answers as one list of texts, ["a", "b"]',
             )
         else:
             texts.append(answer)
@@ -218,14 +231,17 @@ class QuestionRow(Row, Generic[DetailsT]):
             )
         if is_missing(values.get("question")) and "prompt" in values:
             values = _from_training_row(values)
-        if is_missing(values.get("golden_answers")) and not is_missing(values.get("answer")):
+        if not is_missing(values.get("golden_answers")):
+            return values
+
+        if not is_missing(values.get("answer")):
             answers = [*_listed(values["answer"]), *_listed(values.get("answer_aliases"))]
             # Other values may not be hashable; the field's own check reports them
             if _all_text(answers):
                 answers = list(dict.fromkeys(answers))
             return _without(values, ("answer", "answer_aliases")) | {"golden_answers": answers}
 
-        return values
+        return _with_target(values) if "reward_model" in values else values
 
     def record(self, details: QuestionMetadata | None = None) -> Question:
         """Return the row as a record, with ``details`` in place of its own metadata if given."""
@@ -252,25 +268,24 @@ def _from_training_row(values: Values) -> Values:
     if not isinstance(content, str):
         return values
 
-    row = _without(values, ("prompt", "reward_model", "extra_info"))
+    row = _with_target(_without(values, ("prompt", "extra_info")))
     row["question"] = extra.get("question") or _question_in(content)
 
     # Every split has a row of this index
     if is_missing(row.get("id")) and not is_missing(extra.get("index")):
         parts = (values.get("data_source"), extra.get("split"), extra["index"])
         row["id"] = "_".join(str(part) for part in parts if not is_missing(part))
-
-    target = _target(values.get("reward_model"))
-    if is_missing(row.get("golden_answers")) and not is_missing(target):
-        row["golden_answers"] = target
     return row
 
 
-def _target(reward: object) -> Any:
-    if not isinstance(reward, dict):
-        return None
-    truth = _unpacked("ground_truth", reward.get("ground_truth"))
-    return truth.get("target") if isinstance(truth, dict) else truth
+def _with_target(values: Values) -> Values:
+    """Return a row with its reward's target as golden answers, where it has no others."""
+    row = _without(values, ("reward_model",))
+    reward = values.get("reward_model")
+    truth = reward.get("ground_truth") if isinstance(reward, dict) else None
+    if is_missing(row.get("golden_answers")) and not is_missing(truth):
+        row["golden_answers"] = truth
+    return row
 
 
 def _question_in(prompt: str) -> str:
@@ -331,6 +346,15 @@ def _with_advice(error: RecordError, line: bytes) -> RecordError:
     elif error.problem == "Field required" or error.problem.startswith("neither 'contents'"):
         keys = ", ".join(map(str, json.loads(line)))
         advice = f"the row has {keys[:_QUOTED_CHARS]}; rename the key that holds it"
+    elif _is_list_of_texts(json.loads(line), error.field):
+        advice = (
+            f"it is a list of texts; join them, e.g. with `jq -c '.{error.field} |= join(\" \")'`"
+        )
     else:
         return error
     return RecordError(error.path, error.line, error.field, f"{error.problem}; {advice}")
+
+
+def _is_list_of_texts(row: object, field: str) -> bool:
+    values = row.get(field) if isinstance(row, dict) else None
+    return isinstance(values, list) and _all_text(values)
