@@ -193,3 +193,12 @@ def test_retrievers_are_scored_against_gold_evidence(index: Path, tmp_path: Path
     (tmp_path / "q.jsonl").write_text(lines[1])
     with pytest.raises(ArtifactError, match="none of 1 questions has gold evidence"):
         retrieve("eval", *asked)
+
+
+def test_beirs_queries_and_judgements_score_retrievers(index: Path, tmp_path: Path) -> None:
+    queries = [{"_id": "q", "text": "Which lander?"}, {"_id": "r", "text": "Which comet?"}]
+    (tmp_path / "queries.jsonl").write_text("\n".join(map(json.dumps, queries)))
+    (tmp_path / "test.tsv").write_text("query-id\tcorpus-id\tscore\nq\t0\t1\nr\t0\t0\n")
+    files = ("--questions", tmp_path / "queries.jsonl", "--qrels", tmp_path / "test.tsv")
+    scores = json.loads(retrieve("eval", "--index", index, *files, "--json"))
+    assert (scores["bm25"]["n"], scores["bm25"]["mrr@10"]) == (1, 1.0)

@@ -225,6 +225,7 @@ def test_a_plain_hyphen_at_a_lines_end_is_joined_where_the_corpus_has_the_word(
         ("---\ntitle: Ada Stone\ntags: [x]\n---\n# Early life\nx", "Ada Stone"),
         ("---\r\nTitle: 'Ada: a life'\r\n---\r\nx", "Ada: a life"),
         ('+++\ntitle = "Ada Stone"\n+++\nx', "Ada Stone"),
+        ("---\ntitle: Ada: a life\n---\nx", "Ada: a life"),
         ("---\n# a comment\nauthor: B\n---\n# Ada Stone\nx", "Ada Stone"),
         ("---\n# a comment\nauthor: B: C\n...\nx\n\nAda Stone\n===\n", "Ada Stone"),
         ("---\nauthor: B\n---\n```\n# make\n```\nx", ""),

@@ -8,8 +8,10 @@ import typer
 from typer import Option
 
 from deepsearch_rl.cli.retrieve_search import (
+    QrelsOption,
     eval_command,
     online_command,
+    read_judgeable,
     search_command,
     serve_command,
 )
@@ -19,7 +21,7 @@ from deepsearch_rl.core.files import distinct, require_another_file, write_jsonl
 from deepsearch_rl.core.presets import load_preset
 from deepsearch_rl.core.profile import Profile, read_values
 from deepsearch_rl.core.records import Document
-from deepsearch_rl.data.flashrag import numbered_documents, read_questions
+from deepsearch_rl.data.flashrag import numbered_documents
 from deepsearch_rl.search import IndexHalf
 
 if TYPE_CHECKING:
@@ -72,6 +74,7 @@ def build_command(
         Path | None,
         Option(help="Questions with gold evidence: the hybrid of both halves learns from them."),
     ] = None,
+    qrels: QrelsOption = None,
     params: Annotated[
         Path | None, Option(help="Start from section `index` of this file, not from defaults.")
     ] = None,
@@ -115,7 +118,7 @@ def build_command(
             "index.fusion.learning is null. Leave them out."
         )
 
-    known = list(read_questions(questions)) if questions else []
+    known = read_judgeable(questions, qrels) if questions else []
     index = build_index(corpus, out, config, seed, work, known)
     _print_build(out, index, bool(questions))
 

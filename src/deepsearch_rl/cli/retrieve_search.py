@@ -14,6 +14,8 @@ from deepsearch_rl.cli.shared import ChangesOption, changed_field, print_table
 from deepsearch_rl.core.errors import ArtifactError, ConfigError
 from deepsearch_rl.core.presets import load_preset
 from deepsearch_rl.core.profile import Profile
+from deepsearch_rl.core.records import Question
+from deepsearch_rl.data.benchmarks import read_judged
 from deepsearch_rl.data.flashrag import read_questions
 
 # Passages that `online` prints
@@ -26,6 +28,10 @@ _Chunks: TypeAlias = Annotated[
 _Retriever: TypeAlias = Annotated[
     str | None,
     Option(help="bm25, dense, hybrid, or your FILE.py:NAME.", show_default="bm25"),
+]
+QrelsOption: TypeAlias = Annotated[
+    Path | None,
+    Option(help="The questions are BEIR's queries, and this file judges their documents."),
 ]
 _Reranker: TypeAlias = Annotated[
     Path | None, Option(help="Cross-encoder folder that puts the best hits in order.")
@@ -196,6 +202,7 @@ def eval_command(
     cutoffs: Annotated[str, Option(help="The k of hits@k and evidence recall@k.")] = "4,10",
     chunks: _Chunks = None,
     as_json: Annotated[bool, Option("--json", help="Print JSON instead of a table.")] = False,
+    qrels: QrelsOption = None,
 ) -> None:
     """Score an index's retrievers over questions with gold evidence.
 
@@ -206,6 +213,7 @@ def eval_command(
     --questions` prints its scores on questions held out.
 
         deepsearch retrieve eval --index index --questions questions.jsonl
+        deepsearch retrieve eval --index index --questions queries.jsonl --qrels qrels/test.tsv
     """
     # Here, because it loads FAISS.
     from deepsearch_rl.search.gold import warn_of_missing, with_gold  # noqa: PLC0415
@@ -220,7 +228,7 @@ def eval_command(
             f"--cutoffs {cutoffs!r} should be numbers from 1 to 999999 with commas between, e.g. 4,10."
         )
 
-    rows = list(read_questions(questions))
+    rows = read_judgeable(questions, qrels)
     examples = with_gold(rows)
     if not examples:
         raise ArtifactError(
@@ -244,6 +252,11 @@ def eval_command(
         table = [[metric, *(f"{scores[name][metric]:.3f}" for name in names)] for metric in metrics]
         print_table("", ["", *names], table)
         typer.echo(f"{len(examples)} of {len(rows)} questions have gold evidence")
+
+
+def read_judgeable(questions: Path, qrels: Path | None) -> list[Question]:
+    """Return questions with their gold evidence, or BEIR's queries with the judgements in ``qrels``."""
+    return list(read_judged(questions, qrels) if qrels else read_questions(questions))
 
 
 def online_command(

@@ -8,7 +8,7 @@ from pydantic import Field, JsonValue, TypeAdapter
 
 from deepsearch_rl.core.profile import read_values
 from deepsearch_rl.core.records import Document, NonEmpty, Question, Record
-from deepsearch_rl.data import flashrag, multihoprag, question_sets
+from deepsearch_rl.data import benchmarks, flashrag, multihoprag, question_sets
 from deepsearch_rl.data.documents import DocumentFolder
 
 # By name, the ``format`` in ``download.folder``
@@ -20,6 +20,7 @@ CORPUS_FORMATS: Mapping[str, Callable[[Path], Iterable[Document]]] = {
     "musique_paragraphs": question_sets.read_musique_paragraphs,
     "hotpotqa_paragraphs": question_sets.read_hotpotqa_paragraphs,
     "2wikimultihopqa_paragraphs": question_sets.read_hotpotqa_paragraphs,
+    "browsecomp_plus": benchmarks.read_browsecomp_corpus,
     "documents": DocumentFolder,
 }
 QUESTION_FORMATS: Mapping[str, Callable[[Path], Iterable[Question]]] = {
@@ -28,8 +29,10 @@ QUESTION_FORMATS: Mapping[str, Callable[[Path], Iterable[Question]]] = {
     "musique": question_sets.read_musique,
     "2wikimultihopqa": question_sets.read_hotpotqa,
     "hotpotqa": question_sets.read_hotpotqa,
-    **dict.fromkeys(("nq", "triviaqa", "popqa"), partial(question_sets.read_typed, "1_hop")),
-    "bamboogle": partial(question_sets.read_typed, "2_hop"),
+    **dict.fromkeys(("nq", "triviaqa", "popqa"), partial(benchmarks.read_typed, "1_hop")),
+    "bamboogle": partial(benchmarks.read_typed, "2_hop"),
+    "frames": benchmarks.read_frames,
+    "browsecomp_plus": benchmarks.read_browsecomp,
     "graphrag_bench": question_sets.read_graphrag_questions,
 }
 

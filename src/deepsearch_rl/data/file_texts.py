@@ -6,13 +6,10 @@ them with others.
 """
 
 import re
-import tomllib
 import unicodedata
 from collections.abc import Callable, Collection, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
-
-import yaml
 
 from deepsearch_rl.core.errors import UnavailableError, install_hint
 from deepsearch_rl.core.records import MAX_TITLE_BYTES
@@ -40,6 +37,11 @@ _NO_NOTES = frozenset({"/Link", "/Popup"})
 # Without a blank line after the dashes, which would make them a rule
 _FRONT_MATTER = re.compile(
     r"\A(---|\+\+\+)[ \t]*\n(?=[ \t]*\S)(.*?)^(?:\1|\.\.\.)[ \t]*$", re.MULTILINE | re.DOTALL
+)
+_KEY = re.compile(r"^[\w-]+[ \t]*[:=]", re.MULTILINE)
+# A plain scalar, with or without quotes: authors often write colons that YAML refuses
+_TITLE_KEY = re.compile(
+    r"^title[ \t]*[:=][ \t]*([\"']?)([^\s>|\[{&*].*?)\1[ \t]*$", re.MULTILINE | re.IGNORECASE
 )
 _FENCED_BLOCK = re.compile(
     r"^ {0,3}(```+|~~~+)[^\n]*\n.*?(?:^ {0,3}\1[`~]*[ \t]*$|\Z)", re.MULTILINE | re.DOTALL
@@ -129,7 +131,7 @@ def _read_plain(path: Path) -> TitledText:
 def _read_markdown(path: Path) -> TitledText:
     """Return the front matter's title and the text, or else the first heading, which is cut where it comes first."""
     text = _clean(_read_plain(path).text)
-    title, front = _front_matter(text)
+    title, front = front_matter(text)
     if title:
         return TitledText(title, text)
 
@@ -143,21 +145,13 @@ def _read_markdown(path: Path) -> TitledText:
     return TitledText(title, text if before.strip() else text[front + heading.end() :])
 
 
-def _front_matter(text: str) -> tuple[str, int]:
+def front_matter(text: str) -> tuple[str, int]:
     """Return the title in a text's front matter (YAML or TOML), empty without one, and where the matter ends."""
     block = _FRONT_MATTER.match(text)
-    if block is None:
+    if block is None or not _KEY.search(block[2]):
         return "", 0
-    try:
-        values = tomllib.loads(block[2]) if block[1] == "+++" else yaml.safe_load(block[2])
-    except (yaml.YAMLError, ValueError):
-        # Marked as front matter all the same
-        return "", block.end()
-
-    if not isinstance(values, dict):
-        return "", 0
-    title = next((value for key, value in values.items() if str(key).lower() == "title"), None)
-    return str(title or ""), block.end()
+    title = _TITLE_KEY.search(block[2])
+    return title[2] if title else "", block.end()
 
 
 def _read_html(path: Path) -> TitledText:

@@ -303,12 +303,6 @@ def read_musique_paragraphs(path: Path) -> Iterator[Document]:
     return _distinct_paragraphs(path, musique_paragraphs(path))
 
 
-def read_typed(question_type: str, path: Path) -> Iterator[Question]:
-    """Yield the questions of a file, all of one type."""
-    for row in read_rows(path, QuestionRow[QuestionMetadata]):
-        yield row.record(row.metadata.model_copy(update={"question_type": question_type}))
-
-
 class GraphragDocumentRow(Record):
     """A document."""
 
