@@ -423,7 +423,8 @@ def test_a_question_without_answers_is_refused_with_the_keys_that_it_has(
 def test_a_passage_that_is_a_list_of_texts_is_refused_with_how_to_join_it(
     tmp_path: Path, key: str
 ) -> None:
-    with pytest.raises(
-        RecordError, match=rf"'{key}': .*list of texts; join them.*\.{key} \|= join"
-    ):
-        documents(tmp_path, {"id": "1", "title": "T", key: ["First para. ", "Second."]})
+    row = {"id": "1", "title": "T", key: ["First para. ", "Second."]}
+    advice = rf"'{key}': .*list of texts; join them.*\.{key} \|= join"
+    for read in (documents, chunks):
+        with pytest.raises(RecordError, match=advice):
+            read(tmp_path, row)

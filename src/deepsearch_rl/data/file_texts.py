@@ -18,17 +18,17 @@ if TYPE_CHECKING:
     from pypdf import PageObject
     from pypdf.generic import DictionaryObject
 
-# What a program writes where the author gave no title
+# What a program writes where the author gave no title: words of its own with numbers, or a file's name
 _PLACEHOLDER = re.compile(
-    r"untitled\W*(document|page)?\W*\d*|(new )?(document|page)\W*\d+|microsoft \w+ - .*"
-    r"|powerpoint presentation|presentation\W*\d+|slide\W*\d+|\W*(anonymous|unspecified)\W*|no title"
-    r"|.*\.(docx?|rtf|odt|pptx?|xlsx?|pdf|tex|dvi|indd|pmd|qxd)",
+    r"(?=.*[^\W\d_])(?:untitled|unbenannt|anonymous|unspecified|unknown|no title|new|blank|microsoft|office|word"
+    r"|powerpoint|excel|document|documento|dokument|presentation|page|slide|scan|[\W\d_])+"
+    r"|microsoft \w+ - .*|.*\.(?:docx?|rtf|odt|pptx?|xlsx?|pdf|tex|dvi|indd|pmd|qxd)",
     re.IGNORECASE,
 )
 _LIGATURE = re.compile("[\ufb00-\ufb06]")
 # A typesetter's hyphen at the end of a line; a plain ``-`` may belong to the word
 _HYPHENATED = re.compile("(?<=\\w)[\u00ad\u2010]\n(?=\\w)")
-_PLAIN_HYPHEN = re.compile(r"([^\W\d_]+)-\n([^\W\d_]+)")
+_PLAIN_HYPHEN = re.compile(r"([^\W\d_]+)- *\n([^\W\d_]+)")
 _WORD = re.compile(r"[^\W\d_]+")
 # Pages without text that a reason names
 _PAGES_NAMED = 10
@@ -41,7 +41,8 @@ _FRONT_MATTER = re.compile(
 _KEY = re.compile(r"^[\w-]+[ \t]*[:=]", re.MULTILINE)
 # A plain scalar, with or without quotes: authors often write colons that YAML refuses
 _TITLE_KEY = re.compile(
-    r"^title[ \t]*[:=][ \t]*([\"']?)([^\s>|\[{&*].*?)\1[ \t]*$", re.MULTILINE | re.IGNORECASE
+    r"""^title[ \t]*[:=][ \t]*(?:(["'])(.+?)\1|([^\s>|\[{&*"'].*?))[ \t]*$""",
+    re.MULTILINE | re.IGNORECASE,
 )
 _FENCED_BLOCK = re.compile(
     r"^ {0,3}(```+|~~~+)[^\n]*\n.*?(?:^ {0,3}\1[`~]*[ \t]*$|\Z)", re.MULTILINE | re.DOTALL
@@ -151,7 +152,7 @@ def front_matter(text: str) -> tuple[str, int]:
     if block is None or not _KEY.search(block[2]):
         return "", 0
     title = _TITLE_KEY.search(block[2])
-    return title[2] if title else "", block.end()
+    return (title[2] or title[3]) if title else "", block.end()
 
 
 def _read_html(path: Path) -> TitledText:
@@ -240,7 +241,7 @@ def _pages_without_text(pages: list[str]) -> str:
     if not empty:
         return ""
     named = ", ".join(empty[:_PAGES_NAMED]) + (", ..." if len(empty) > _PAGES_NAMED else "")
-    return f"{len(empty)} of {len(pages)} pages have no text (page {named}); scans need OCR first"
+    return f"{len(empty)} of {len(pages)} pages have no text ({named}); scans need OCR first"
 
 
 def _without_typesetting(text: str) -> str:

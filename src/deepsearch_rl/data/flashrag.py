@@ -331,12 +331,15 @@ def numbered_rows(path: Path, model: type[ModelT]) -> Iterator[tuple[int, ModelT
         RecordError: a row does not fit ``model``.
     """
     for number, line in read_numbered(path):
-        try:
-            record = parse_record(model, line, path, number)
-        except RecordError as error:
-            raise _with_advice(error, line) from error
+        yield number, parse_row(model, line, path, number)
 
-        yield number, record
+
+def parse_row(model: type[ModelT], line: bytes, path: Path, number: int) -> ModelT:
+    """Return one row; raise RecordError with what to change if it does not fit."""
+    try:
+        return parse_record(model, line, path, number)
+    except RecordError as error:
+        raise _with_advice(error, line) from error
 
 
 def _with_advice(error: RecordError, line: bytes) -> RecordError:

@@ -31,7 +31,7 @@ from deepsearch_rl.core.errors import ArtifactError, RecordError
 from deepsearch_rl.core.files import DistinctIds, missing, parse_record, read_json
 from deepsearch_rl.core.progress import ProgressBar
 from deepsearch_rl.core.records import Chunk, ChunkMetadata, NonEmpty, Record
-from deepsearch_rl.data.flashrag import DocumentRow
+from deepsearch_rl.data.flashrag import DocumentRow, parse_row
 from deepsearch_rl.data.row_files import BOM, GZIP, LINES, layout_of
 
 ScalarT = TypeVar("ScalarT", bound=np.generic)
@@ -196,7 +196,7 @@ def parse_chunk(line: bytes, path: Path, number: int) -> Chunk:
     if b'"doc_chunk_id"' in line and _is_chunk(line):
         return parse_record(Chunk, line, path, number)
 
-    document = parse_record(DocumentRow, line, path, number).document()
+    document = parse_row(DocumentRow, line, path, number).document()
     metadata = ChunkMetadata.of(document, 1, 0)
     return Chunk(id=document.id, contents=document.contents, metadata=metadata)
 
