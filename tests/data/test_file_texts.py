@@ -8,7 +8,13 @@ import pytest
 from docx.oxml import parse_xml
 from docx.oxml.ns import nsdecls
 from pypdf import annotations
-from pypdf.generic import ArrayObject, DictionaryObject, NameObject, TextStringObject
+from pypdf.generic import (
+    ArrayObject,
+    BooleanObject,
+    DictionaryObject,
+    NameObject,
+    TextStringObject,
+)
 
 from deepsearch_rl.data.documents import DocumentFolder
 from deepsearch_rl.data.file_texts import TitledText, UnreadableError, read_text
@@ -207,6 +213,14 @@ def test_form_values_and_typed_annotations_follow_the_text_of_their_page(tmp_pat
         *("Application", "name: Ada Stone", "Born: 1821", "member: Yes", "colour: red"),
         *("towns: Ulverton, Lee", "Approved by Ben Ide."),
     ]
+
+
+def test_a_form_that_only_a_viewer_can_draw_is_named(tmp_path: Path) -> None:
+    make_pdf(tmp_path / "form.pdf", ["Please wait..."])
+    writer = pypdf.PdfWriter(clone_from=tmp_path / "form.pdf")
+    writer.root_object[NameObject("/NeedsRendering")] = BooleanObject(True)
+    writer.write(tmp_path / "form.pdf")
+    assert "form (XFA) is not in it; print it" in read_text(tmp_path / "form.pdf").unread
 
 
 def test_a_plain_hyphen_at_a_lines_end_is_joined_where_the_corpus_has_the_word(

@@ -190,6 +190,7 @@ def _read_pdf(path: Path) -> TitledText:
             raise UnreadableError("it is encrypted; save a copy without the password")
         title = document.metadata.title if document.metadata else None
         pages = [page.extract_text() for page in document.pages]
+        is_xfa = "/NeedsRendering" in document.root_object
         lines = [
             line
             for page, text in zip(document.pages, pages, strict=True)
@@ -202,7 +203,9 @@ def _read_pdf(path: Path) -> TitledText:
         raise UnreadableError(f"it is a damaged PDF ({kind}: {error})") from error
 
     text = _without_typesetting("\n".join(lines))
-    return TitledText(_or_name(title, path), text, _pages_without_text(pages))
+    form = "its form (XFA) is not in it; print it to a PDF" if is_xfa else ""
+    unread = "; ".join(filter(None, (_pages_without_text(pages), form)))
+    return TitledText(_or_name(title, path), text, unread)
 
 
 def _typed_on(page: "PageObject", text: str) -> Iterator[str]:
