@@ -544,16 +544,27 @@ def test_where_the_prompt_opens_the_thought_a_text_without_its_end_is_all_though
     assert answer(endpoint=endpoint).answer == "Mary Moss"
 
 
-@pytest.mark.parametrize(("opening", "closing"), OTHER_THOUGHTS)
+@pytest.mark.parametrize(("opening", "closing", "source"), OTHER_THOUGHTS)
 def test_thoughts_in_other_tags_are_thoughts_too(
-    chat_server: Any, answer: Answer, opening: str, closing: str
+    chat_server: Any, answer: Answer, opening: str, closing: str, source: str
 ) -> None:
     chat_server.says(f"{opening}The format is <answer>your answer</answer>. Perhaps {ANSWER}")
     unclosed = answer()
-    assert (unclosed.stop_reason, unclosed.answer) == (StopReason.NO_ANSWER_TAG, "")
+    assert (unclosed.stop_reason, unclosed.answer) == (StopReason.NO_ANSWER_TAG, ""), source
+    chat_server.script[:] = []
+    # The prompt opened it
+    chat_server.says(f"Perhaps {ANSWER}{closing}I cannot tell.")
+    assert answer().stop_reason is StopReason.NO_ANSWER_TAG, source
     chat_server.script[:] = []
     chat_server.says(f"{opening}Perhaps <answer>no</answer>{closing}{ANSWER}")
     assert answer().answer == "Mary Moss"
+
+
+def test_a_channel_of_gemma_is_no_answer(chat_server: Any, answer: Answer) -> None:
+    # lmstudio-ai/lmstudio-bug-tracker#2013
+    chat_server.says("<|channel>thought\nMaybe <answer>GOLD</answer><channel|>I cannot tell.")
+    trajectory = answer()
+    assert (trajectory.stop_reason, trajectory.answer) == (StopReason.NO_ANSWER_TAG, "")
 
 
 def test_the_parts_of_a_content_are_its_text_and_its_thought(

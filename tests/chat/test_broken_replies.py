@@ -49,7 +49,7 @@ def piece(delta: object, finish_reason: str | None = None, **fields: object) -> 
 
 
 FIRST = piece({"role": "assistant", "content": "<ans"})
-CALL = {"id": "c1", "type": "function", "function": {"name": "retrieve", "arguments": "{}"}}
+CALL = {"id": "c1", "type": "function", "function": {"name": "retrieve", "arguments": "{"}}
 OVERLOADED = {"error": {"message": "overloaded", "code": 529}}
 
 
@@ -77,8 +77,8 @@ STREAMS = {
     "cut JSON in an event": response(events(FIRST, b'{"choices": [{"delta": {'), kind=EVENTS),
     "an error in an event": response(events(FIRST, OVERLOADED), kind=EVENTS),
     "choices that are null": response(events(FIRST, piece({}, choices=None)), kind=EVENTS),
-    "a call without index": response(
-        events(FIRST, piece({"tool_calls": [CALL]}), piece({"tool_calls": [CALL]})), kind=EVENTS
+    "a call that is cut": response(
+        events(piece({"tool_calls": [CALL]}), piece({"tool_calls": [CALL]})), kind=EVENTS
     ),
 }
 

@@ -17,7 +17,8 @@ from deepsearch_rl.core.records import Message, ToolCall
 # What makes a part of a text a thought, as its readers write it: tags in any case, channels, and
 # what is left of channels without special tokens
 BEGINS_OR_ENDS_A_THOUGHT = re.compile(
-    r"</?think|<\|channel\|>|\Aanalysis.*assistantfinal", re.IGNORECASE | re.DOTALL
+    r"</?think|<\|channel\|>|\A\s*analysis|assistant(analysis|commentary|final)",
+    re.IGNORECASE | re.DOTALL,
 )
 CALL = ToolCall(id="call_1", name="retrieve", arguments='{"query": "mayor"}')
 

@@ -34,16 +34,17 @@ from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
 
 import openai
+from pydantic import JsonValue
 
 from deepsearch_rl.agent.config import FUNCTION_CALLING, AgentConfig
 from deepsearch_rl.agent.transcript import RolloutStopped
 from deepsearch_rl.chat.chat_messages import (
     CLOSE_THINK,
     NO_PASSAGES,
-    RAW_CHANNEL_CALL,
     RETRIEVE_TOOL,
     PassageText,
     assistant_turn,
+    call_id,
     chat_messages,
     format_passages,
     search_call,
@@ -54,6 +55,8 @@ from deepsearch_rl.chat.chat_messages import (
 from deepsearch_rl.chat.client import complete
 from deepsearch_rl.chat.completion import Completion
 from deepsearch_rl.chat.endpoint import Endpoint
+from deepsearch_rl.chat.model_failures import left_call
+from deepsearch_rl.chat.request_options import USUAL, RequestOptions
 from deepsearch_rl.core.answers import has_answer_tags
 from deepsearch_rl.core.records import Message, StopReason, TokenUsage, ToolCall
 
@@ -63,6 +66,9 @@ _SCHEMA_CHARACTERS = len(json.dumps(RETRIEVE_TOOL)) + 400
 _MESSAGE_CHARACTERS = 24
 # What a template writes around the two messages of search_tags
 _TAGS_CHARACTERS = 60
+# Ids that go back as they are: the strictest provider's form, Kimi's, which its template renders, and
+# LiteLLM's, which hold a thought signature
+_KEPT_ID = re.compile(r"[A-Za-z0-9]{9}|functions\.\w+:\d+|.+__thought__.+", re.DOTALL)
 _RAW_CALLS = re.compile(r"(?:<tool_call>.*?</tool_call>\s*)+", re.DOTALL)
 _ACTION = re.compile(r"<(search|answer)>(.*?)</\1>", re.DOTALL)
 _STOPS = ("</search>", "</answer>")
@@ -89,6 +95,7 @@ class FunctionCalling:
     offer_tool: bool = True
     # The prompt of a turn ends in an opening think tag, and the server leaves thoughts in the text
     begins_in_thought: bool = False
+    options: RequestOptions = USUAL
 
     def opening(self, question: str) -> list[Message]:
         """Return the messages that a conversation begins with."""
@@ -100,13 +107,21 @@ class FunctionCalling:
     def request(self, messages: Sequence[Message]) -> dict[str, Any]:
         """Return the protocol's arguments of a chat completion: ``messages``, and tools or stop strings."""
         tools = {"tools": [RETRIEVE_TOOL]} if self.offer_tool else {}
-        return {"messages": chat_messages(messages, with_reasoning=self.history_reasoning), **tools}
+        return {"messages": self._chat(messages), **tools}
+
+    def _chat(self, messages: Sequence[Message]) -> list[dict[str, JsonValue]]:
+        return chat_messages(
+            messages,
+            with_reasoning=self.history_reasoning,
+            history_reasoning=self.options.history_reasoning,
+        )
 
     def characters(self, messages: Sequence[Message]) -> int:
         """Return the length of a request, with an estimate of what a template writes around it."""
         texts: list[str] = []
-        for message in chat_messages(messages, with_reasoning=self.history_reasoning):
-            texts.append(f"{message['content']}{message.get('reasoning', '')}")
+        for message in self._chat(messages):
+            reasoning = message.get("reasoning") or message.get("reasoning_content") or ""
+            texts.append(f"{message['content']}{reasoning}")
         for message in messages:
             texts += [call.name + call.arguments for call in message.tool_calls]
 
@@ -134,20 +149,24 @@ class FunctionCalling:
 
         for call in message.tool_calls or ():
             id_ = call.id
-            if not id_ or id_ in used_ids:
-                names = map("call_{}".format, itertools.count(1))
+            if not id_ or id_ in used_ids or not _KEPT_ID.fullmatch(id_):
+                names = map(call_id, itertools.count(1))
                 id_ = next(name for name in names if name not in used_ids)
 
             used_ids.add(id_)
             calls.append(
                 ToolCall(
-                    id=id_, name=call.function.name, arguments=_compact(call.function.arguments)
+                    id=id_,
+                    name=call.function.name,
+                    arguments=_compact(call.function.arguments),
+                    provider_fields=call.returned_fields,
                 )
             )
 
-        return assistant_turn(
+        turn = assistant_turn(
             content, message.thought, tuple(calls), begins_in_thought=self.begins_in_thought
         )
+        return turn.model_copy(update={"provider_fields": message.provider_fields})
 
     def search_turn(self, query: str) -> Message:
         """Return a turn that searches, as a model would write it."""
@@ -162,8 +181,14 @@ class FunctionCalling:
         text = spoken_text(turn)
         if turn.tool_calls or has_answer_tags(text):
             return
-        # A server parses calls that it can read: one that is left in the text is broken
-        if "<tool_call>" in text or RAW_CHANNEL_CALL.search(turn.content):
+        # Channels that call tools are never said, and a reasoning parser may swallow a call
+        advice = left_call(text) or left_call(
+            "" if text.strip() else f"{turn.content}{turn.reasoning}"
+        )
+        if advice:
+            warn_once(advice)
+            raise RolloutStopped(StopReason.TOOL_CALL_UNPARSABLE, advice)
+        if "<tool_call>" in text:
             raise RolloutStopped(
                 StopReason.TOOL_CALL_UNPARSABLE, "a tool call that the server could not parse"
             )
@@ -199,7 +224,10 @@ def _all_reasoning(reasoning: str) -> str:
 def _compact(arguments: str) -> str:
     """Return arguments as `json.dumps` writes and training renders them; what is no storable JSON stays as it is."""
     try:
-        compact = json.dumps(json.loads(arguments), ensure_ascii=False)
+        value = json.loads(arguments)
+        # Some servers write JSON in a text of JSON
+        value = json.loads(value) if isinstance(value, str) else value
+        compact = json.dumps(value, ensure_ascii=False)
         compact.encode()
     except (ValueError, RecursionError):
         return arguments
@@ -271,12 +299,18 @@ AgentProtocol: TypeAlias = FunctionCalling | SearchTags
 
 
 def open_protocol(
-    config: AgentConfig, *, offer_tool: bool = True, begins_in_thought: bool = False
+    config: AgentConfig,
+    *,
+    offer_tool: bool = True,
+    begins_in_thought: bool = False,
+    options: RequestOptions = USUAL,
 ) -> AgentProtocol:
-    """Return the protocol that the settings name, with their prompt."""
+    """Return the protocol that the settings name, with their prompt; ``options`` are those of the model's requests."""
     instruction = config.load_instruction()
     if config.protocol == FUNCTION_CALLING:
-        return FunctionCalling(instruction, config.history_reasoning, offer_tool, begins_in_thought)
+        return FunctionCalling(
+            instruction, config.history_reasoning, offer_tool, begins_in_thought, options
+        )
     return SearchTags(instruction)
 
 

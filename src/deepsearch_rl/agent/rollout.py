@@ -36,7 +36,13 @@ from deepsearch_rl.agent.transcript import Observer, RolloutKey, RolloutStopped,
 from deepsearch_rl.chat.client import open_client, pausable
 from deepsearch_rl.chat.completion import replace_lone_surrogates
 from deepsearch_rl.chat.endpoint import Endpoint
-from deepsearch_rl.chat.model_failures import failed_generation, model_failure
+from deepsearch_rl.chat.model_failures import (
+    failed_generation,
+    is_filtered,
+    model_failure,
+    server_words,
+)
+from deepsearch_rl.chat.request_options import USUAL
 from deepsearch_rl.core.errors import ConfigError, EndpointError
 from deepsearch_rl.core.records import Message, Question, StopReason, Trajectory
 
@@ -167,7 +173,13 @@ def _failed_call(
     turn = failed_generation(error)
     if turn:
         transcript.messages.append(Message(role="assistant", content=replace_lone_surrogates(turn)))
-    text = str(error) if isinstance(error, EndpointError) else f"{type(error).__name__}: {error}"
+    words = server_words(error)
+    text = words if isinstance(error, EndpointError) else f"{type(error).__name__}: {words}"
+    if transcript.unanswered and is_filtered(words):
+        query = transcript.retrievals[-1].query if transcript.retrievals else ""
+        text = (
+            f"the provider's content filter was hit by the passages of the search {query!r}: {text}"
+        )
     return model_failure(error, answered_before=answered_before), text
 
 
@@ -204,7 +216,8 @@ class SearchAgent:
         name = self.model_name or (model.model if isinstance(model, Endpoint) else "scripted")
         self._key = RolloutKey(name, config.prompt_title, self.temperature, config.protocol)
         begins_in_thought = isinstance(model, Endpoint) and model.begins_in_thought
-        self._protocol = open_protocol(config, begins_in_thought=begins_in_thought)
+        options = model.options if isinstance(model, Endpoint) else USUAL
+        self._protocol = open_protocol(config, begins_in_thought=begins_in_thought, options=options)
         self._open = AsyncExitStack()
 
     async def __aenter__(self) -> Self:

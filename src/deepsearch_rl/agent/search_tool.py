@@ -19,7 +19,7 @@ import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Annotated, TypeAlias
 
 import httpx2
 from agents import FunctionTool
@@ -27,7 +27,7 @@ from agents.tool_context import ToolContext
 from mcp import Client
 from mcp.client.streamable_http import streamable_http_client
 from mcp.types import TextContent
-from pydantic import Field, ValidationError
+from pydantic import BeforeValidator, Field, ValidationError
 
 from deepsearch_rl.agent.config import AgentConfig
 from deepsearch_rl.agent.protocols import AgentProtocol
@@ -73,10 +73,19 @@ class _SearchResult(ForeignRecord):
     result: tuple[ShownPassage, ...]
 
 
+def _as_text(value: object) -> object:
+    """Return a number, or the one text of a list, as the text that it means."""
+    if isinstance(value, list) and len(value) == 1:
+        [value] = value
+    return str(value) if isinstance(value, int | float) and not isinstance(value, bool) else value
+
+
 class _SearchArguments(Record):
     """The arguments of a search as the model wrote them."""
 
-    query: str = Field(min_length=1, max_length=MAX_QUERY_CHARS)
+    query: Annotated[
+        str, BeforeValidator(_as_text), Field(min_length=1, max_length=MAX_QUERY_CHARS)
+    ]
 
 
 def parse_search(call: ToolCall) -> str:

@@ -5,7 +5,8 @@ reasoning parser (vLLM calls it ``reasoning``, older versions and others ``reaso
 are :attr:`Message.reasoning` here); in the text between ``<think>`` and ``</think>``; or in the
 text before ``</think>`` alone, where the opening tag belongs to the prompt, as with Qwen3's
 Thinking models. Models of the gpt-oss family have channels instead, which a server without their
-parser leaves in the text. :func:`split_thought` reads all of it, and a thought that was never
+parser leaves in the text, with or without their marks; :data:`OTHER_THOUGHTS` lists the tags of
+further models. :func:`split_thought` reads all of it, and a thought that was never
 closed: everything after its opening tag is thought. :func:`spoken_text` is what a turn says, and
 the only text that may hold an answer. Agent, rewards, training rows and IFEval read thoughts with
 these two functions alone.
@@ -54,17 +55,26 @@ RETRIEVE_TOOL: Final[dict[str, JsonValue]] = {
 }
 
 
-# Tags of models whose templates do not know ``<think>`` (Gemma, Seed, Magistral, Kimi).
+# Tags of models whose templates do not know ``<think>``, and where they come from.
 #
 # They stay in the text of a turn, which such a template renders as it is, but what they hold was
 # not said.
 OTHER_THOUGHTS = (
-    ("<thinking>", "</thinking>"),
-    ("<thought>", "</thought>"),
-    ("<reasoning>", "</reasoning>"),
-    ("<seed:think>", "</seed:think>"),
-    ("[THINK]", "[/THINK]"),
-    ("\u25c1think\u25b7", "\u25c1/think\u25b7"),
+    ("<thinking>", "</thinking>", "Claude's prompts and models trained on its answers"),
+    ("<thought>", "</thought>", "Gemma, ExaOne; Gemini's OpenAI endpoint"),
+    ("<reasoning>", "</reasoning>", "prompts of GRPO recipes"),
+    ("<seed:think>", "</seed:think>", "Seed-OSS: vLLM's seedoss_reasoning_parser"),
+    ("<mm:think>", "</mm:think>", "MiniMax M3: vLLM's minimax_m3_reasoning_parser"),
+    ("<longcat_think>", "</longcat_think>", "LongCat: vLLM's longcat_reasoning_parser"),
+    ("[THINK]", "[/THINK]", "Magistral: vLLM's mistral_reasoning_parser"),
+    ("\u25c1think\u25b7", "\u25c1/think\u25b7", "Kimi: SGLang's reasoning_parser"),
+    ("<|channel>", "<channel|>", "Gemma 4: vLLM's gemma4_reasoning_parser"),
+    ("<|START_THINKING|>", "<|END_THINKING|>", "Command: vLLM's cohere_command_reasoning_parser"),
+    ("<|inner_prefix|>", "<|inner_suffix|>", "Apertus: vLLM's apertus_reasoning_parser"),
+    ("<|think:start|>", "<|think:end|>", "Solar: vLLM's solar_open2_reasoning_parser"),
+    ("<|begin_of_thought|>", "<|end_of_thought|>", "Sky-T1 and OpenThinker: their system prompt"),
+    ("<unused94>", "<unused95>", "MedGemma: its model card"),
+    ("[unused16]", "[unused17]", "openPangu: its model card"),
 )
 _ATTRIBUTE = r"""\s+[\w:-]+\s*=\s*(?:"[^"<>]*"|'[^'<>]*'|[^\s"'<>]+)"""
 
@@ -79,7 +89,7 @@ def _variants(tag: str) -> str:
 
 _OPEN_THINK = re.compile(_variants(OPEN_THINK), re.IGNORECASE)
 _CLOSE_THINK = re.compile(_variants(CLOSE_THINK), re.IGNORECASE)
-_OPENING_TAGS, _CLOSING_TAGS = zip((OPEN_THINK, CLOSE_THINK), *OTHER_THOUGHTS, strict=True)
+_OPENING_TAGS, _CLOSING_TAGS, _ = zip((OPEN_THINK, CLOSE_THINK, ""), *OTHER_THOUGHTS, strict=True)
 _OPENING = "|".join(map(_variants, _OPENING_TAGS))
 _CLOSING = "|".join(map(_variants, _CLOSING_TAGS))
 _THINK_TAG = re.compile(f"(?P<opening>{_OPENING})|(?P<closing>{_CLOSING})", re.IGNORECASE)
@@ -91,12 +101,12 @@ _CHANNEL = re.compile(
     r"(?:(?P<ended>(?=<\|(?:end|return|call|start|channel)\|>))|\Z)",
     re.DOTALL,
 )
-# What is left of it where a server drops special tokens
-_BARE_CHANNELS = re.compile(r"\Aanalysis(?P<thought>.*)assistantfinal(?P<text>.*)\Z", re.DOTALL)
 _CHANNEL_MARK = "<|channel|>"
-# The beginning of a tool call in the harmony format, which a server with its parser never leaves in
-# a text
-RAW_CHANNEL_CALL = re.compile(r"<\|channel\|>(?:commentary|analysis)\s+to=")
+# What is left of such marks where a server drops special tokens: no word goes on like this
+_BARE_MARK = re.compile(
+    r"\A\s*(?:assistant)?analysis(?=[A-Z\"'<]|.*assistantfinal)|assistant(?:analysis|commentary|final)",
+    re.DOTALL,
+)
 _UNOPENED = (
     "A turn ends a thought that it did not begin. If the model's prompts open its thoughts, a turn "
     "that is cut in its thought cannot be told from an answer: say so with begins_in_thought: true "
@@ -150,9 +160,9 @@ def split_thought(message: Message) -> Thought:
 
 def _split_channels(text: str) -> Thought | None:
     """Return what a turn in channels thinks and says; None for a turn without any."""
-    bare = _BARE_CHANNELS.match(text)
-    if bare:
-        return Thought(_thought(bare["thought"]), bare["text"])
+    if _CHANNEL_MARK not in text:
+        # With its marks, the text is read as any other
+        text = _BARE_MARK.sub(_whole_mark, text)
     if _CHANNEL_MARK not in text:
         return None
 
@@ -170,6 +180,11 @@ def _split_channels(text: str) -> Thought | None:
         closed = channel != ["analysis"] or message["ended"] is not None
 
     return Thought(_thought("\n".join(filter(None, thoughts))), "".join(answers), closed)
+
+
+def _whole_mark(bare: re.Match[str]) -> str:
+    channel = bare[0].strip().removeprefix("assistant")
+    return f"<|start|>assistant{_CHANNEL_MARK}{channel}<|message|>"
 
 
 def _thought(text: str) -> str | None:
@@ -195,7 +210,7 @@ def spoken_text(message: Message) -> str:
             depth += 1
         elif depth > 0:
             depth -= 1
-        elif _CLOSE_THINK.fullmatch(tag[0]):
+        else:
             # The prompt opened it: the text before it was a thought, too
             spoken.clear()
 
@@ -248,14 +263,26 @@ def spoken_reply(text: str, reasoning: str | None, *, begins_in_thought: bool) -
 
 
 def chat_messages(
-    messages: Iterable[Message], *, with_reasoning: bool = False
+    messages: Iterable[Message],
+    *,
+    with_reasoning: bool = False,
+    history_reasoning: str = "agent",
 ) -> list[dict[str, JsonValue]]:
-    """Return messages as requests carry them: texts may be empty, but not null, which some servers refuse."""
+    """Return messages as requests carry them: texts may be empty, but not null, which some servers refuse.
+
+    ``history_reasoning``: the option of this name of a model's requests; its ``agent`` leaves it to
+    ``with_reasoning``. What a server alone understands goes back to it.
+    """
     chat: list[dict[str, JsonValue]] = []
     for message in messages:
         reasoning, text, _ = split_thought(message)
         fields: dict[str, JsonValue] = {"role": message.role, "content": text}
-        if with_reasoning and reasoning is not None:
+        fields |= message.provider_fields
+        if history_reasoning == "omit":
+            fields.pop("reasoning_details", None)
+        elif reasoning is not None and history_reasoning != "agent":
+            fields[history_reasoning] = reasoning
+        elif reasoning is not None and with_reasoning:
             # Servers and templates read either of the two names
             fields |= {"reasoning": reasoning, "reasoning_content": reasoning}
         if message.tool_call_id is not None:
@@ -270,14 +297,21 @@ def chat_messages(
 
 def _chat_call(call: ToolCall) -> dict[str, JsonValue]:
     """Return a call as requests carry it."""
-    function: dict[str, JsonValue] = {"name": call.name, "arguments": call.arguments}
-    return {"id": call.id, "type": "function", "function": function}
+    of_function = call.provider_fields.get("function")
+    function: dict[str, JsonValue] = dict(of_function) if isinstance(of_function, dict) else {}
+    function |= {"name": call.name, "arguments": call.arguments}
+    return call.provider_fields | {"id": call.id, "type": "function", "function": function}
+
+
+def call_id(number: int) -> str:
+    """Return an id in the strictest provider's form, nine letters and digits (langchain#24668)."""
+    return f"call{number:05}"
 
 
 def search_call(query: str, number: int) -> ToolCall:
     """Return the call of a search; ``number`` distinguishes it from others of a conversation."""
     arguments = json.dumps({"query": query}, ensure_ascii=False)
-    return ToolCall(id=f"call_{number}", name=RETRIEVE_TOOL_NAME, arguments=arguments)
+    return ToolCall(id=call_id(number), name=RETRIEVE_TOOL_NAME, arguments=arguments)
 
 
 # The text for a model when a search succeeded without a hit

@@ -16,23 +16,18 @@ from typing import Any
 
 import httpx
 import openai
-from openai.lib.streaming.chat import ChatCompletionStreamState
-from openai.types.chat import ChatCompletion
 
-from deepsearch_rl.chat.completion import (
-    Completion,
-    error_text,
-    failed_under_200,
-    read_completion,
-)
+from deepsearch_rl.chat.completion import Completion, read_completion
 from deepsearch_rl.chat.endpoint import Endpoint
 from deepsearch_rl.chat.model_failures import (
     FailedGenerationError,
     WordlessRefusalError,
     failure_in,
     is_wordless,
+    server_words,
 )
 from deepsearch_rl.chat.paid_answers import answer_key, is_paid, keep_answer, read_answer
+from deepsearch_rl.chat.reply_body import END_OF_STREAM, read_body
 from deepsearch_rl.core.rate_limits import rate_limits
 from deepsearch_rl.core.records import StopReason
 from deepsearch_rl.core.retries import is_quota_spent, retry_after_s
@@ -50,7 +45,14 @@ FIRST_FULL_WAIT_S = 2.0
 LONGEST_WAIT_S = 60.0
 
 _CHARACTERS_PER_TOKEN = 4
-_REPEATED_STATUSES = (httpx.codes.REQUEST_TIMEOUT, httpx.codes.CONFLICT)
+# 499: a proxy says that its client went away
+_REPEATED_STATUSES = (
+    httpx.codes.REQUEST_TIMEOUT,
+    httpx.codes.CONFLICT,
+    httpx.codes.FAILED_DEPENDENCY,
+    httpx.codes.TOO_EARLY,
+    499,
+)
 
 # Called with the seconds of a wait that has ended
 OnPause = Callable[[float], None]
@@ -80,9 +82,9 @@ async def complete(
 ) -> Completion:
     """Return the endpoint's completion of a request, whose fields have OpenAI's names.
 
-    Lost connections, time-outs, 5xx and failed generations are repeated ``retries`` times; status
-    429 for as long as ``rate_limit_wait_s`` allows. A Retry-After is honoured. What the server
-    refuses fails at once.
+    Lost connections, time-outs, 408, 409, 424, 425, 499, 5xx and failed generations are repeated
+    ``retries`` times; status 429 for as long as ``rate_limit_wait_s`` allows, unless no wait can
+    help. A Retry-After is honoured. What the server refuses fails at once.
 
     ``sample`` tells two answers to one request apart. With it, the answer of an endpoint that costs
     money is kept, and asked for once (:mod:`deepsearch_rl.chat.paid_answers`).
@@ -152,7 +154,7 @@ def _may_pass(error: openai.APIError | FailedGenerationError) -> bool:
     if not isinstance(error, openai.APIStatusError):
         return True
     if error.status_code >= httpx.codes.INTERNAL_SERVER_ERROR:
-        return failure_in(error.response.text) is StopReason.MODEL_ERROR
+        return failure_in(server_words(error)) is StopReason.MODEL_ERROR
     return error.status_code in _REPEATED_STATUSES
 
 
@@ -178,7 +180,7 @@ async def _ask(
         # httpx's own limit is for each read: a server that sends a blank now and then would hold a
         # call for ever
         async with asyncio.timeout(limit_s):
-            response = await receive(client, arguments)
+            body = await receive(client, arguments)
     except TimeoutError as error:
         raise FailedGenerationError(f"the request timed out after {limit_s} s") from error
     except openai.BadRequestError as error:
@@ -187,14 +189,10 @@ async def _ask(
         text = "the provider refused the request with status 400 and without a word"
         raise WordlessRefusalError(text) from error
 
-    used = (
-        response.usage.total_tokens
-        if isinstance(response, ChatCompletion) and response.usage
-        else 0
-    )
-    if used:
-        limits.correct(estimated, used)
-    return read_completion(response)
+    completion = read_completion(read_body(body))
+    if usage := completion.usage:
+        limits.correct(estimated, usage.prompt_tokens + usage.completion_tokens)
+    return completion
 
 
 def _estimated_tokens(request: dict[str, Any]) -> int:
@@ -203,52 +201,38 @@ def _estimated_tokens(request: dict[str, Any]) -> int:
     return characters // _CHARACTERS_PER_TOKEN + int(request.get("max_tokens") or 0)
 
 
-async def _post(client: openai.AsyncOpenAI, arguments: dict[str, Any]) -> ChatCompletion:
-    """Return the whole answer to a request.
+async def _post(client: openai.AsyncOpenAI, arguments: dict[str, Any]) -> bytes:
+    """Return the body of the response.
 
     ``chat.completions.create`` compares every field of every message and tool with its annotations,
     to rename none of them: a sixth of the agent's CPU time.
     """
     body = dict(arguments)
     body |= body.pop("extra_body", None) or {}
-    try:
-        return await client.post("/chat/completions", cast_to=ChatCompletion, body=body)
-    except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise FailedGenerationError(f"the endpoint's response is not JSON ({error})") from error
+    response = await client.post("/chat/completions", cast_to=httpx.Response, body=body)
+    return response.content
 
 
-async def _receive(client: openai.AsyncOpenAI, arguments: dict[str, Any]) -> ChatCompletion:
-    """Return a streamed answer as a whole one.
+async def _receive(client: openai.AsyncOpenAI, arguments: dict[str, Any]) -> bytes:
+    """Return the body of a streamed response up to the mark of its end, after which some servers keep it open.
 
-    Raises FailedGenerationError where the stream broke, could not be read or ended before the
-    answer, and EndpointError where it reports an error that another attempt would repeat.
+    Raises FailedGenerationError where the connection broke.
     """
-    pieces = ChatCompletionStreamState()
-    async with await client.chat.completions.create(**arguments) as stream:
+    body = bytearray()
+    create = client.chat.completions.with_streaming_response.create
+    async with create(**arguments) as response:
         try:
-            async for chunk in stream:
-                pieces.handle_chunk(chunk)
+            async for part in response.iter_bytes():
+                body += part
+                if body[-16:].rstrip().endswith(END_OF_STREAM.encode()):
+                    break
         except httpx.TimeoutException as error:
             raise FailedGenerationError("the provider's stream timed out") from error
-        except openai.APIError as error:
-            # An event of the stream that holds an error
-            raise failed_under_200(error_text(error.body or error.message)) from error
-        except Exception as error:
-            # The connection, or the library over a piece: it trusts what the server sends
+        except httpx.HTTPError as error:
             reason = f"{type(error).__name__}: {error}"
-            raise FailedGenerationError(
-                f"the provider's stream broke or could not be read ({reason})"
-            ) from error
+            raise FailedGenerationError(f"the provider's stream broke ({reason})") from error
 
-    # The library asserts that something came.
-    try:
-        completion = pieces.current_completion_snapshot
-    except AssertionError as error:
-        raise FailedGenerationError("the provider's stream ended without an answer") from error
-
-    if not completion.choices or not completion.choices[0].finish_reason:
-        raise FailedGenerationError("the provider's stream ended before the answer did")
-    return completion
+    return bytes(body)
 
 
 @contextlib.contextmanager

@@ -1,17 +1,31 @@
 """The fields of a chat completion that the agent uses, checked.
 
-They are checked here, because the OpenAI client accepts whatever a server sends. A reply of status
-200 can be a failure, too: a generation that an error, a filter or a lost connection ended is no
-answer of the model.
+Servers differ in their types, and what can mean one thing only is read as that: a numeric id,
+arguments as an object, a number of tokens as text. What a server alone understands (thought
+signatures, for example) is kept for it as ``provider_fields``.
+
+A reply of status 200 can be a failure, too: a generation that an error, a filter or a lost
+connection ended is no answer of the model.
 """
 
 import json
+import math
+import re
 from typing import Annotated, Any
 
-from openai.types.chat import ChatCompletion
-from pydantic import AfterValidator, ConfigDict, Field, JsonValue, ValidationError, model_validator
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    JsonValue,
+    ValidationError,
+    model_validator,
+)
 
-from deepsearch_rl.chat.model_failures import FailedGenerationError, failure_in
+from deepsearch_rl.chat.chat_messages import warn_once
+from deepsearch_rl.chat.model_failures import FailedGenerationError, failure_in, left_call
+from deepsearch_rl.core.answers import has_answer_tags
 from deepsearch_rl.core.errors import EndpointError
 from deepsearch_rl.core.files import first_problem
 from deepsearch_rl.core.records import ForeignRecord, StopReason, TokenUsage
@@ -21,16 +35,15 @@ from deepsearch_rl.core.records import ForeignRecord, StopReason, TokenUsage
 ENDED_BY_MODEL = frozenset(
     {
         "stop",
-        "tool_calls",
-        "function_call",
         "eos",
         "eos_token",
         "stop_sequence",
         "end_turn",
-        "tool_use",
         "complete",
     }
 )
+# Likewise of a turn that calls a tool: tool_calls, function_call, toolUse and others
+_ENDED_BY_CALL = re.compile(r"(tool|function)[_-]?(call|use)s?")
 
 # Likewise of a turn that the limit of tokens ended
 ENDED_BY_LIMIT = frozenset({"length", "max_tokens", "max_output_tokens", "model_length"})
@@ -41,22 +54,96 @@ def replace_lone_surrogates(text: str) -> str:
     return text.encode("utf-8", "replace").decode("utf-8")
 
 
+def _id_text(value: object) -> object:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return str(value) if is_number else value
+
+
+def _arguments_text(value: object) -> object:
+    # A call without arguments; an empty text is what the model wrote
+    if value is None:
+        return "{}"
+    return json.dumps(value, ensure_ascii=False) if isinstance(value, dict | list) else value
+
+
+def _thought_text(value: object) -> object:
+    if isinstance(value, str) or not value:
+        return value or None
+    return _text_of(value) or json.dumps(value, ensure_ascii=False)
+
+
+def _token_number(value: object) -> int | None:
+    """Return a number of tokens as servers write it, a fraction, text or list; None where it cannot be read."""
+    if value is None:
+        return None
+    parts = value if isinstance(value, list) else [value]
+    try:
+        total = sum(float(part) for part in parts if not isinstance(part, bool))
+    except (TypeError, ValueError):
+        total = math.nan
+    if parts and math.isfinite(total) and total >= 0:
+        return round(total)
+    warn_once(
+        f"the server's usage cannot be read: {value!r} is no number of tokens, none is counted"
+    )
+    return None
+
+
+def _usage_fields(value: object) -> object:
+    usage = value[0] if isinstance(value, list) and value else value
+    if usage and not isinstance(usage, dict):
+        warn_once(f"the server's usage cannot be read: {value!r} has no numbers of tokens")
+    return usage if isinstance(usage, dict) else None
+
+
 StorableText = Annotated[str, AfterValidator(replace_lone_surrogates)]
-TokenNumber = Annotated[int, Field(ge=0)]
+Reasoning = Annotated[StorableText | None, BeforeValidator(_thought_text)]
+TokenNumber = Annotated[int | None, BeforeValidator(_token_number)]
 
 
 class _ServerRecord(ForeignRecord):
     model_config = ConfigDict(strict=True)
 
 
-class _CalledFunction(_ServerRecord):
+# Fields of an answer that no request has
+_NOT_SENT_BACK = frozenset({"annotations", "audio", "function_call", "index", "role", "type"})
+
+
+class _ReturnedRecord(_ServerRecord):
+    """What goes back to the server with the conversation; ``provider_fields`` are those that only it understands."""
+
+    provider_fields: dict[str, JsonValue] = Field(default_factory=dict)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _keep_unknown(cls, fields: Any) -> Any:
+        if not isinstance(fields, dict):
+            return fields
+        known = cls.model_fields.keys() | _NOT_SENT_BACK
+        unknown: dict[str, JsonValue] = {}
+        for name, value in fields.items():
+            if name not in known and value not in (None, "", [], {}):
+                unknown[name] = value
+        if not unknown:
+            return fields
+        text = replace_lone_surrogates(json.dumps(unknown, ensure_ascii=False))
+        return fields | {"provider_fields": json.loads(text)}
+
+
+class _CalledFunction(_ReturnedRecord):
     name: StorableText
-    arguments: StorableText
+    arguments: Annotated[StorableText, BeforeValidator(_arguments_text)] = "{}"
 
 
-class _ToolCall(_ServerRecord):
-    id: StorableText | None = None
+class _ToolCall(_ReturnedRecord):
+    id: Annotated[StorableText | None, BeforeValidator(_id_text)] = None
     function: _CalledFunction
+
+    @property
+    def returned_fields(self) -> dict[str, JsonValue]:
+        """The fields of the call, and below ``function`` those of its function, that only the server understands."""
+        of_function = self.function.provider_fields
+        return self.provider_fields | ({"function": of_function} if of_function else {})
 
 
 def _text_of(content: object) -> str | None:
@@ -76,14 +163,20 @@ def _text_of(content: object) -> str | None:
     return "".join(texts)
 
 
-class AssistantMessage(_ServerRecord):
+def _call_list(value: object) -> object:
+    if isinstance(value, dict) and value:
+        return [value]
+    return value or None
+
+
+class AssistantMessage(_ReturnedRecord):
     """What a model wrote in one turn."""
 
     content: StorableText | None = None
-    refusal: StorableText | None = None
-    reasoning: StorableText | None = None
-    reasoning_content: StorableText | None = None
-    tool_calls: list[_ToolCall] | None = None
+    refusal: Reasoning = None
+    reasoning: Reasoning = None
+    reasoning_content: Reasoning = None
+    tool_calls: Annotated[list[_ToolCall] | None, BeforeValidator(_call_list)] = None
 
     @model_validator(mode="before")
     @classmethod
@@ -120,10 +213,10 @@ class AssistantMessage(_ServerRecord):
 
 
 class _Choice(_ServerRecord):
-    finish_reason: str | None = None
-    native_finish_reason: str | None = None
-    stop_reason: str | int | None = None
-    matched_stop: str | int | None = None
+    finish_reason: Annotated[str | None, BeforeValidator(_id_text)] = None
+    native_finish_reason: JsonValue = None
+    stop_reason: JsonValue = None
+    matched_stop: JsonValue = None
     error: JsonValue = None
     message: AssistantMessage
 
@@ -134,15 +227,17 @@ class _Choice(_ServerRecord):
 
 
 class _Usage(_ServerRecord):
-    prompt_tokens: TokenNumber | None = None
-    completion_tokens: TokenNumber | None = None
+    prompt_tokens: TokenNumber = None
+    completion_tokens: TokenNumber = None
 
 
 class Completion(_ServerRecord):
     """A completion with one choice or more, of which the first counts."""
 
     choices: list[_Choice] = Field(min_length=1)
-    reported_usage: _Usage | None = Field(default=None, alias="usage")
+    reported_usage: Annotated[_Usage | None, BeforeValidator(_usage_fields)] = Field(
+        default=None, alias="usage"
+    )
 
     @property
     def message(self) -> AssistantMessage:
@@ -192,11 +287,15 @@ class Completion(_ServerRecord):
         choice = self.choices[0]
         if choice.error:
             return error_text(choice.error)
-        if choice.ending and choice.ending not in ENDED_BY_MODEL | ENDED_BY_LIMIT:
+        message = self.message
+        ended_by_call = _ENDED_BY_CALL.fullmatch(choice.ending) is not None
+        if choice.ending not in {"", *ENDED_BY_MODEL, *ENDED_BY_LIMIT} and not ended_by_call:
             native = choice.native_finish_reason
             return f"finish_reason {choice.finish_reason!r}" + (f", {native}" if native else "")
+        says_enough = has_answer_tags(message.text) or left_call(message.text)
+        if ended_by_call and not message.tool_calls and not says_enough:
+            return f"finish_reason {choice.finish_reason!r} without a call"
 
-        message = self.message
         is_empty = not (message.text or message.thought or message.tool_calls)
         has_tokens = self.usage is not None and self.usage.completion_tokens > 0
         if is_empty and not has_tokens and choice.ending not in ENDED_BY_LIMIT:
@@ -232,7 +331,7 @@ def error_text(error: object) -> str:
     return text if code is None else f"{text} (code {code})"
 
 
-def read_completion(response: ChatCompletion) -> Completion:
+def read_completion(fields: dict[str, Any]) -> Completion:
     """Return the checked fields of a server's response.
 
     Raises:
@@ -241,10 +340,6 @@ def read_completion(response: ChatCompletion) -> Completion:
         EndpointError: it is no chat completion, or it reports an error that another attempt would
             repeat.
     """
-    # The client returns a body that is no JSON as text
-    if not isinstance(response, ChatCompletion):
-        raise FailedGenerationError("the endpoint's response is not JSON")
-    fields = response.model_dump(warnings=False)
     error = _error_beside(fields)
     if error is None and fields.get("choices") in (None, []):
         error = "nothing was generated, the response has no choices"

@@ -4,12 +4,17 @@ Only the last is the server's failure, which a repeated command asks for again. 
 the model did, or what its context allows; they are final, so that no repetition can raise a score.
 
 Every provider words these things differently: ``provider_wordings.toml`` holds a pattern for each,
-and the report it was taken from.
+and the report it was taken from. Only the server's own words count: some repeat the request in
+their errors, and a conversation may well speak of a prompt that is too long.
 """
 
+import json
 import re
 import tomllib
+from collections.abc import Iterator
+from itertools import takewhile
 from pathlib import Path
+from typing import Any
 
 import openai
 
@@ -34,6 +39,15 @@ _TOO_LARGE = 413
 _WORDLESS = re.compile(r"\A[\s{}\[\]\"]*\Z|\Anull\Z|status code \(no body\)")
 
 
+# Escapes of JSON and Python, also of texts inside of others
+_ESCAPE = re.compile(r"\\+(?:[nrt]|u[0-9a-fA-F]{4}|x[0-9a-fA-F]{2})?")
+# Letters and digits by which a text of the request is known; a shorter one only where quotes enclose it
+_ECHO_LETTERS = 24
+_QUOTES = frozenset("'\"`\\")
+# Fields of a message that hold no text
+_NAMES = frozenset({"id", "name", "role", "tool_call_id", "type"})
+
+
 def _any_of(wordings: list[dict[str, str]]) -> re.Pattern[str]:
     patterns = [f"(?:{wording['pattern']})" for wording in wordings]
     return re.compile("|".join(patterns), re.IGNORECASE | re.DOTALL)
@@ -42,6 +56,9 @@ def _any_of(wordings: list[dict[str, str]]) -> re.Pattern[str]:
 _KINDS = tomllib.loads(WORDINGS.read_text(encoding="utf-8"))
 _TOO_LONG = _any_of(_KINDS["too_long"])
 _MALFORMED_CALL = _any_of(_KINDS["malformed_call"])
+_FILTERED = _any_of(_KINDS["filtered"])
+_LEFT_CALLS = [(re.compile(form["pattern"]), form) for form in _KINDS["left_call"]]
+_HERMES_CALL = re.compile(r"<tool_call>(.*?)(?:</tool_call>|\Z)", re.DOTALL)
 
 
 def failure_in(text: str) -> StopReason:
@@ -51,6 +68,86 @@ def failure_in(text: str) -> StopReason:
     if _TOO_LONG.search(text) and not _RATE_LIMIT.search(text):
         return StopReason.TOKEN_BUDGET
     return StopReason.MODEL_ERROR
+
+
+def is_filtered(text: str) -> bool:
+    """Return whether an error says that a content filter refused the prompt or stopped the answer."""
+    return _FILTERED.search(text) is not None
+
+
+def left_call(text: str) -> str | None:
+    """Return what to do about a tool call that a server left in a text, None where there is none.
+
+    A call in Hermes' form counts only if it can be read: the others are the model's own mistakes.
+    """
+    for pattern, form in _LEFT_CALLS:
+        if pattern.search(text):
+            return _advice(form["form"], form["vllm"], form.get("sglang"))
+    for call in _HERMES_CALL.finditer(text):
+        if _is_object(call[1]):
+            return _advice("Hermes", "hermes", "qwen25")
+    return None
+
+
+def _advice(form: str, vllm: str, sglang: str | None) -> str:
+    others = (f"SGLang: --tool-call-parser {sglang}; " if sglang else "") + "llama.cpp: --jinja"
+    return (
+        f"a tool call that the server left in the text, in the form of {form}: start vLLM with "
+        f"--enable-auto-tool-choice --tool-call-parser {vllm} ({others})"
+    )
+
+
+def _is_object(text: str) -> bool:
+    try:
+        return isinstance(json.loads(text), dict)
+    except (ValueError, RecursionError):
+        return False
+
+
+def server_words(error: Exception) -> str:
+    """Return the text of an error without what it repeats of the request."""
+    text = str(error)
+    if isinstance(error, openai.APIStatusError):
+        request = json.loads(error.request.content or "{}")
+        for sent in _texts(request.get("messages")):
+            text = _without_echo(text, sent)
+    return text
+
+
+def _texts(sent: Any) -> Iterator[str]:
+    """Yield the texts of messages, and those inside of arguments, which are JSON themselves."""
+    if isinstance(sent, str):
+        yield sent
+        if sent.startswith("{") and _is_object(sent):
+            yield from _texts(json.loads(sent))
+    elif isinstance(sent, dict | list):
+        parts = sent if isinstance(sent, list) else [sent[key] for key in sent.keys() - _NAMES]
+        for part in parts:
+            yield from _texts(part)
+
+
+def _without_echo(text: str, sent: str) -> str:
+    ours, _ = _letters(sent)
+    said, places = _letters(text)
+    head = ours[:_ECHO_LETTERS]
+    start = said.find(head) if head else -1
+    while start >= 0:
+        echo = list(
+            takewhile(lambda pair: pair[0] == pair[1], zip(said[start:], ours, strict=False))
+        )
+        first, end = places[start], places[start + len(echo) - 1] + 1
+        is_enclosed = text[first - 1] in _QUOTES and text[end : end + 1] in _QUOTES
+        if len(ours) >= _ECHO_LETTERS or is_enclosed:
+            return _without_echo(f"{text[:first]}...{text[end:]}", sent)
+        start = said.find(head, start + 1)
+    return text
+
+
+def _letters(text: str) -> tuple[str, list[int]]:
+    """Return a text's letters and digits of ASCII, which no escape changes, and their places."""
+    plain = _ESCAPE.sub(lambda escape: " " * len(escape[0]), text).lower()
+    places = [place for place, char in enumerate(plain) if char.isascii() and char.isalnum()]
+    return "".join(plain[place] for place in places), places
 
 
 class FailedGenerationError(EndpointError):
@@ -80,10 +177,10 @@ def model_failure(
         if not isinstance(error, openai.APIStatusError) or error.status_code not in _STATUSES:
             return StopReason.MODEL_ERROR
         # The status means it, also in a proxy's page of HTML or without a body
-        if error.status_code == _TOO_LARGE and not _RATE_LIMIT.search(str(error)):
+        if error.status_code == _TOO_LARGE and not _RATE_LIMIT.search(server_words(error)):
             return StopReason.TOKEN_BUDGET
 
-    return failure_in(str(error))
+    return failure_in(server_words(error))
 
 
 def failed_generation(error: openai.APIError | EndpointError) -> str:

@@ -14,7 +14,7 @@ from pydantic import Field, JsonValue, ValidationError, field_validator
 from deepsearch_rl.core.errors import ConfigError
 from deepsearch_rl.core.files import first_problem
 from deepsearch_rl.core.records import Record
-from deepsearch_rl.core.retries import is_out_of_money
+from deepsearch_rl.core.retries import is_larger_than_limit, is_out_of_money
 
 # Fields that the agent writes itself, or that have an option of their own
 _OWN_FIELDS = frozenset(
@@ -37,6 +37,14 @@ _REMEDIES = (
     (r"temperature", "set temperature: omit"),
     (r"\bseed\b", "set seed: omit"),
     (r"\bstream", "set stream: true"),
+    (
+        r"reasoning_content|thought.?signature|reasoning.{0,60}(passed|sent) back",
+        "set history_reasoning to the field in which it wants a turn's reasoning back",
+    ),
+    (
+        r"(?i)content.?(filter|management|policy)|inspection|content exists risk|prohibited_content|high risk",
+        "leave out the documents or questions that its content filter refuses, or ask another provider",
+    ),
     (r"enable_thinking|reasoning_effort|extra_body", "give the field in extra_body"),
     (
         r"max_tokens.{0,40}(too large|at most|less than or equal)",
@@ -77,6 +85,11 @@ class RequestOptions(Record):
     )
     stream: bool = Field(
         default=False, description="receive the answer in pieces, for servers that do nothing else"
+    )
+    history_reasoning: Literal["agent", "omit", "reasoning", "reasoning_content"] = Field(
+        default="agent",
+        description="how a turn's reasoning goes back with the conversation. agent: under both names, if "
+        "agent.history_reasoning says so; a name: always, under this one; omit: never, nor reasoning_details",
     )
     begins_in_thought: bool = Field(
         default=False,
@@ -147,6 +160,11 @@ def remedy(error: str) -> str:
         return "correct the key, or what it may use"
     if _UNPAID.search(error) or is_out_of_money(error):
         return "raise the account's balance or quota"
+    if is_larger_than_limit(error):
+        return (
+            "raise the account's limit of tokens per minute, which one request exceeds, or lower "
+            "agent.context_tokens and agent.max_tokens"
+        )
     if _FULL.search(error):
         return "wait until its limit allows more, or send less (requests_per_minute, a longer rate_limit_wait_s)"
     if _SLOW.search(error):

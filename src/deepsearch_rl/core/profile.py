@@ -23,6 +23,8 @@ from deepsearch_rl.core.redaction import is_secret
 ConfigT = TypeVar("ConfigT", bound=BaseModel)
 ValueT = TypeVar("ValueT")
 PARAMS = "params.yaml"
+# Longer values of params are texts
+LONGEST_PATH = 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +37,12 @@ class Profile:
     path: Path
     values: dict[str, Any]
     overridden: frozenset[str] = frozenset()
+
+    @property
+    def folder(self) -> Path:
+        """The folder in which relative paths of the file begin: its own, or the project's of one in ``profiles/``."""
+        folder = self.path.absolute().parent
+        return folder.parents[1] if folder.parent.name == "profiles" else folder
 
     @property
     def name(self) -> str:
@@ -109,7 +117,7 @@ class Profile:
 
     def _validated(self, name: str, adapter: TypeAdapter[Any]) -> Any:
         try:
-            return adapter.validate_python(self.value(name))
+            return adapter.validate_python(_found_from(self.folder, self.value(name)))
         except ValidationError as error:
             problem = error.errors()[0]
 
@@ -127,6 +135,23 @@ class Profile:
         source = f"{self.path}, " if from_file else ""
         hint = "" if is_secret(field) or isinstance(value, dict) else f" (given: {value!r})"
         raise ConfigError(f"{source}{field}: {problem['msg']}{hint}.")
+
+
+def _found_from(folder: Path, value: Any) -> Any:
+    """Return values whose relative paths of what is below ``folder`` can be read from the working directory.
+
+    In the folder itself, where stages run, nothing changes. A path may have a name behind it, as
+    ``FILE.py:NAME`` does.
+    """
+    if folder == Path.cwd():
+        return value
+    if isinstance(value, str):
+        path = folder / value.partition(":")[0]
+        is_path = ("/" in value or path.suffix) and len(value) < LONGEST_PATH and path.exists()
+        return str(folder / value) if is_path else value
+    if isinstance(value, Mapping):
+        return {_found_from(folder, key): _found_from(folder, part) for key, part in value.items()}
+    return [_found_from(folder, part) for part in value] if isinstance(value, list) else value
 
 
 def _valid_names(problem: ErrorDetails) -> list[str]:

@@ -234,12 +234,20 @@ class StopReason(StrEnum):
 SERVER_FAILURES = frozenset({StopReason.MODEL_ERROR, StopReason.TOOL_ERROR})
 
 
+# Fields that only the server understands and wants back with the conversation, such as thought
+# signatures; no file holds them
+ProviderFields = Annotated[
+    dict[str, JsonValue], Field(default_factory=dict, exclude=True, repr=False)
+]
+
+
 class ToolCall(Record):
     """A call of a model. ``arguments`` is JSON text, spaced as by `json.dumps`; other text stays unchanged."""
 
     id: str
     name: str
     arguments: str
+    provider_fields: ProviderFields
 
     @property
     def parsed(self) -> dict[str, JsonValue] | None:
@@ -260,6 +268,7 @@ class Message(Record):
     reasoning: str | None = None
     tool_calls: tuple[ToolCall, ...] = ()
     tool_call_id: str | None = None
+    provider_fields: ProviderFields
 
 
 class Retrieval(Record):

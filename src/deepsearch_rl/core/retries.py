@@ -37,6 +37,9 @@ _DAILY = re.compile(
     re.IGNORECASE,
 )
 
+# A request that is larger than all that a minute allows (OpenAI, Groq, Azure)
+_LIMIT = re.compile(r"limit:? ([\d,]+)\b.{0,60}?requested:? ([\d,]+)", re.IGNORECASE | re.DOTALL)
+
 # Gemini names a wait beside the words of a spent quota
 _PROMISE = re.compile(r"(try|retry)( again)? (in|after) (about )?\d|retrydelay", re.IGNORECASE)
 
@@ -153,13 +156,23 @@ def is_out_of_money(text: str) -> bool:
     return _SPENT.search(text) is not None and not _PROMISE.search(text)
 
 
-def is_quota_spent(text: str, wait_s: float | None) -> bool:
-    """Return whether an error of status 429 says that money or a daily quota is out, so that minutes do not help.
+def is_larger_than_limit(text: str) -> bool:
+    """Return whether an error of status 429 says that the request alone has more tokens than its limit of time."""
+    numbers = _LIMIT.search(text)
+    limit, requested = (
+        (int(n.replace(",", "") or 0) for n in numbers.groups()) if numbers else (0, 0)
+    )
+    return requested > limit
 
-    ``wait_s`` is the wait that the server asks for, after which even a daily quota is free again.
+
+def is_quota_spent(text: str, wait_s: float | None) -> bool:
+    """Return whether an error of status 429 says that minutes do not help.
+
+    Money or a daily quota is out, or the request alone is larger than the limit. ``wait_s`` is the
+    wait that the server asks for, after which even a daily quota is free again.
     """
     is_day_over = wait_s is None and _DAILY.search(text) is not None
-    return is_day_over or is_out_of_money(text)
+    return is_day_over or is_larger_than_limit(text) or is_out_of_money(text)
 
 
 def retry_after_s(headers: Mapping[str, str]) -> float | None:
