@@ -244,6 +244,23 @@ def test_a_call_that_the_server_left_in_the_text_is_told_with_the_option_that_pa
     assert f"--tool-call-parser {parser}" in caplog.text
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"{RAW_CALL}\n<tool_call>\n{{'name'\n</tool_call>",
+        '<tool_call>\n{"name": "retrieve"}\n</tool_call>',
+        "<tool_call>retrieve x</tool_call>",
+    ],
+)
+def test_a_call_that_no_server_can_read_is_the_models_own_mistake(
+    chat_server: Any, answer: Answer, text: str
+) -> None:
+    chat_server.says(text)
+    trajectory = answer()
+    assert trajectory.stop_reason is StopReason.TOOL_CALL_UNPARSABLE
+    assert trajectory.error == "a tool call that the server could not parse"
+
+
 def test_an_answer_that_quotes_a_call_in_its_thought_is_an_answer(
     chat_server: Any, answer: Answer
 ) -> None:
@@ -450,6 +467,19 @@ def test_a_call_is_carried_out_by_whatever_word_its_turn_ends(
     body = json.loads(searching())
     body["choices"][0]["finish_reason"] = ending
     chat_server.script.append(json.dumps(body))
+    chat_server.says(ANSWER)
+    assert answer().answer == "Mary Moss"
+    assert searches.queries == ["x"]
+
+
+def test_a_call_in_the_older_form_is_carried_out(
+    chat_server: Any, searches: Any, answer: Answer
+) -> None:
+    function = {"name": "retrieve", "arguments": QUERY}
+    message = {"role": "assistant", "content": None, "function_call": function}
+    chat_server.script.append(
+        reply({"index": 0, "message": message, "finish_reason": "function_call"})
+    )
     chat_server.says(ANSWER)
     assert answer().answer == "Mary Moss"
     assert searches.queries == ["x"]

@@ -16,6 +16,12 @@ class ChunkSettings(Record):
     chunk_size: int = Field(ge=1)
 
 
+class FileSettings(Record):
+    prompt: str
+    rewards: dict[str, float]
+    sets: list[str]
+
+
 class ServerSettings(Record):
     backend: Literal["cpu", "vllm"]
 
@@ -156,3 +162,36 @@ def test_the_valid_names_are_those_of_the_field_whatever_signs_they_have(
     with pytest.raises(UnknownNameError) as tag:
         profile.section("settings", Settings)
     assert all(f"Did you mean {kind!r}?" in str(error.value) for error in (literal, tag))
+
+
+@pytest.mark.parametrize("params", ["params.yaml", "profiles/mine/params.yaml"])
+@pytest.mark.parametrize("is_shadowed", [False, True])
+def test_files_that_params_name_are_found_from_the_file_in_every_working_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, params: str, is_shadowed: bool
+) -> None:
+    project, elsewhere = tmp_path / "project", tmp_path / "elsewhere"
+    files = ("prompts/mine.txt", "own/rewards.py", "sets/dev.jsonl")
+    for folder in (project, elsewhere) if is_shadowed else (project,):
+        for name in files:
+            (folder / name).parent.mkdir(parents=True)
+            (folder / name).write_text(folder.name)
+    values = (
+        "profile: mine\n"
+        "agent: {prompt: prompts/mine.txt, rewards: {own/rewards.py:cites: 1.0, f1: 1.0}, "
+        "sets: [sets/dev.jsonl, dev]}\n"
+    )
+    (project / params).parent.mkdir(parents=True, exist_ok=True)
+    (project / params).write_text(values)
+    elsewhere.mkdir(exist_ok=True)
+    monkeypatch.chdir(elsewhere)
+    for path in (project / params, Path("..", "project", params)):
+        settings = load_profile(path).section("agent", FileSettings)
+        assert Path(settings.prompt).read_text() == "project"
+        assert Path(settings.sets[0]).read_text() == "project"
+        own_code, ours = settings.rewards
+        assert Path(own_code.removesuffix(":cites")).read_text() == "project"
+        assert (ours, settings.sets[1]) == ("f1", "dev")
+
+    monkeypatch.chdir(project)
+    settings = load_profile(Path(params)).section("agent", FileSettings)
+    assert settings.prompt == "prompts/mine.txt", "records hold no absolute path"

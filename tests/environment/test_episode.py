@@ -178,6 +178,20 @@ def test_a_batch_steps_without_an_event_loop_as_params_say(policy_folder: Path) 
     ]
 
 
+def test_an_environment_opens_in_any_working_directory(
+    policy_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    policy = policy_folder.absolute()
+    monkeypatch.chdir(tmp_path)
+    with (
+        retrieval() as url,
+        BlockingEnvironment(
+            partial(open_environment, PARAMS, model=policy, retrieval_url=url)
+        ) as environment,
+    ):
+        assert environment.open(QUESTION).outcome is None
+
+
 def replace_id(question: Question, number: int) -> Question:
     return question.model_copy(update={"id": f"q{number}"})
 

@@ -99,3 +99,5 @@ def test_the_reward_function_scores_the_last_answer_of_any_data_source() -> None
         2 / 3
     )
     assert compute_score("anything", "Mary Moss", truth)["score"] == 0
+    thought = "<think>Maybe <answer>Mary Moss</answer></think>I cannot tell."
+    assert compute_score("anything", thought, truth)["score"] == 0

@@ -41,6 +41,7 @@ from deepsearch_rl.agent.transcript import RolloutStopped
 from deepsearch_rl.chat.chat_messages import (
     CLOSE_THINK,
     NO_PASSAGES,
+    OPEN_THINK,
     RETRIEVE_TOOL,
     PassageText,
     assistant_turn,
@@ -182,9 +183,8 @@ class FunctionCalling:
         if turn.tool_calls or has_answer_tags(text):
             return
         # Channels that call tools are never said, and a reasoning parser may swallow a call
-        advice = left_call(text) or left_call(
-            "" if text.strip() else f"{turn.content}{turn.reasoning}"
-        )
+        hidden = turn.reasoning or ("" if OPEN_THINK in turn.content else turn.content)
+        advice = left_call(text if text.strip() else hidden)
         if advice:
             warn_once(advice)
             raise RolloutStopped(StopReason.TOOL_CALL_UNPARSABLE, advice)

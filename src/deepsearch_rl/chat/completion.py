@@ -72,7 +72,7 @@ def _thought_text(value: object) -> object:
     return _text_of(value) or json.dumps(value, ensure_ascii=False)
 
 
-def _token_number(value: object) -> int | None:
+def _token_number(value: Any) -> int | None:
     """Return a number of tokens as servers write it, a fraction, text or list; None where it cannot be read."""
     if value is None:
         return None
@@ -142,8 +142,10 @@ class _ToolCall(_ReturnedRecord):
     @property
     def returned_fields(self) -> dict[str, JsonValue]:
         """The fields of the call, and below ``function`` those of its function, that only the server understands."""
-        of_function = self.function.provider_fields
-        return self.provider_fields | ({"function": of_function} if of_function else {})
+        fields: dict[str, JsonValue] = dict(self.provider_fields)
+        if self.function.provider_fields:
+            fields["function"] = self.function.provider_fields
+        return fields
 
 
 def _text_of(content: object) -> str | None:
@@ -180,9 +182,14 @@ class AssistantMessage(_ReturnedRecord):
 
     @model_validator(mode="before")
     @classmethod
-    def _join_parts(cls, message: Any) -> Any:
+    def _in_usual_form(cls, message: Any) -> Any:
         """Put the parts of a content into one text, and those that are thoughts into the reasoning (Mistral's form)."""
-        parts = message.get("content") if isinstance(message, dict) else None
+        if not isinstance(message, dict):
+            return message
+        if isinstance(message.get("function_call"), dict) and not message.get("tool_calls"):
+            # The older form of a call
+            message = message | {"tool_calls": [{"function": message["function_call"]}]}
+        parts = message.get("content")
         if not isinstance(parts, list):
             return message
 
@@ -292,9 +299,9 @@ class Completion(_ServerRecord):
         if choice.ending not in {"", *ENDED_BY_MODEL, *ENDED_BY_LIMIT} and not ended_by_call:
             native = choice.native_finish_reason
             return f"finish_reason {choice.finish_reason!r}" + (f", {native}" if native else "")
-        says_enough = has_answer_tags(message.text) or left_call(message.text)
-        if ended_by_call and not message.tool_calls and not says_enough:
-            return f"finish_reason {choice.finish_reason!r} without a call"
+        if ended_by_call and not message.tool_calls:
+            says_enough = has_answer_tags(message.text) or left_call(message.text)
+            return None if says_enough else f"finish_reason {choice.finish_reason!r} without a call"
 
         is_empty = not (message.text or message.thought or message.tool_calls)
         has_tokens = self.usage is not None and self.usage.completion_tokens > 0

@@ -57,7 +57,7 @@ _KINDS = tomllib.loads(WORDINGS.read_text(encoding="utf-8"))
 _TOO_LONG = _any_of(_KINDS["too_long"])
 _MALFORMED_CALL = _any_of(_KINDS["malformed_call"])
 _FILTERED = _any_of(_KINDS["filtered"])
-_LEFT_CALLS = [(re.compile(form["pattern"]), form) for form in _KINDS["left_call"]]
+_LEFT_CALLS = [(_any_of([form]), form) for form in _KINDS["left_call"]]
 _HERMES_CALL = re.compile(r"<tool_call>(.*?)(?:</tool_call>|\Z)", re.DOTALL)
 
 
@@ -78,15 +78,14 @@ def is_filtered(text: str) -> bool:
 def left_call(text: str) -> str | None:
     """Return what to do about a tool call that a server left in a text, None where there is none.
 
-    A call in Hermes' form counts only if it can be read: the others are the model's own mistakes.
+    Calls in Hermes' form count only if all can be read: others are the model's own mistakes.
     """
     for pattern, form in _LEFT_CALLS:
         if pattern.search(text):
             return _advice(form["form"], form["vllm"], form.get("sglang"))
-    for call in _HERMES_CALL.finditer(text):
-        if _is_object(call[1]):
-            return _advice("Hermes", "hermes", "qwen25")
-    return None
+    calls = [_object(body) for body in _HERMES_CALL.findall(text)]
+    can_be_read = bool(calls) and all({"name", "arguments"} <= call.keys() for call in calls)
+    return _advice("Hermes", "hermes", "qwen25") if can_be_read else None
 
 
 def _advice(form: str, vllm: str, sglang: str | None) -> str:
@@ -97,11 +96,13 @@ def _advice(form: str, vllm: str, sglang: str | None) -> str:
     )
 
 
-def _is_object(text: str) -> bool:
+def _object(text: str) -> dict[str, Any]:
+    """Return the object that a text of JSON holds, an empty one where it holds none."""
     try:
-        return isinstance(json.loads(text), dict)
+        value = json.loads(text)
     except (ValueError, RecursionError):
-        return False
+        return {}
+    return value if isinstance(value, dict) else {}
 
 
 def server_words(error: Exception) -> str:
@@ -118,8 +119,8 @@ def _texts(sent: Any) -> Iterator[str]:
     """Yield the texts of messages, and those inside of arguments, which are JSON themselves."""
     if isinstance(sent, str):
         yield sent
-        if sent.startswith("{") and _is_object(sent):
-            yield from _texts(json.loads(sent))
+        if sent.startswith("{"):
+            yield from _texts(_object(sent))
     elif isinstance(sent, dict | list):
         parts = sent if isinstance(sent, list) else [sent[key] for key in sent.keys() - _NAMES]
         for part in parts:

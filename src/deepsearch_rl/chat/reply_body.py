@@ -18,7 +18,7 @@ from deepsearch_rl.chat.model_failures import FailedGenerationError
 
 END_OF_STREAM = "[DONE]"
 # Fields that a piece repeats and does not continue
-_REPEATED = frozenset({"format", "id", "index", "role", "signature", "type"})
+_REPEATED = frozenset({"format", "id", "index", "name", "role", "signature", "type"})
 
 
 def read_body(body: bytes) -> dict[str, Any]:

@@ -143,7 +143,7 @@ def _found_from(folder: Path, value: Any) -> Any:
     In the folder itself, where stages run, nothing changes. A path may have a name behind it, as
     ``FILE.py:NAME`` does.
     """
-    if folder == Path.cwd():
+    if folder.resolve() == Path.cwd():
         return value
     if isinstance(value, str):
         path = folder / value.partition(":")[0]

@@ -31,10 +31,11 @@ from uuid import uuid4
 import pandas as pd
 import yaml
 
+from deepsearch_rl.chat.chat_messages import spoken_text
 from deepsearch_rl.core.answers import extract_answer, score
 from deepsearch_rl.core.errors import ConfigError, EndpointError
 from deepsearch_rl.core.files import atomic_file, read_jsonl
-from deepsearch_rl.core.records import Question
+from deepsearch_rl.core.records import Message, Question
 from deepsearch_rl.environment.adapters.commands import exit_on_error, row_files
 from deepsearch_rl.environment.blocking import shared_environment
 from deepsearch_rl.environment.episode import Episode, Outcome
@@ -155,14 +156,15 @@ class SearchAgentLoop:
 def compute_score(
     data_source: str, solution_str: str, ground_truth: Any, extra_info: Any = None, **options: Any
 ) -> dict[str, float]:
-    """Return the score of a response's last answer by the golden ``target`` of a row of any ``data_source``.
+    """Return the score of a response's last answer, outside of its thoughts, by the golden ``target`` of a row.
 
     ``reward.custom_reward_function.reward_kwargs.metric`` chooses ``f1`` (the default), ``em``,
     ``acc``, ``precision`` or ``recall`` as the reward.
     """
     del data_source, extra_info
     golden_answers = [str(answer) for answer in ground_truth["target"]]
-    scores = score(extract_answer(solution_str), golden_answers)._asdict()
+    said = spoken_text(Message(role="assistant", content=solution_str))
+    scores = score(extract_answer(said), golden_answers)._asdict()
     return {"score": scores[options.get("metric", "f1")], **scores}
 
 
