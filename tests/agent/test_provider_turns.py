@@ -168,7 +168,7 @@ def test_a_call_in_channels_that_the_server_left_in_the_text_is_unparsable(
 QUERY = '{"query": "x"}'
 LEFT_CALLS: dict[str, tuple[str, str]] = {
     "Hermes": (RAW_CALL, "hermes"),
-    "Qwen3-Coder, llxprt-code#713": (
+    "Qwen3-Coder": (
         "<tool_call>\n<function=retrieve>\n<parameter=query>\nx\n</parameter>\n</function>\n</tool_call>",
         "qwen3_coder",
     ),
@@ -176,7 +176,7 @@ LEFT_CALLS: dict[str, tuple[str, str]] = {
         "<function=retrieve>\n<parameter=query>\nx\n</parameter>\n</function>",
         "qwen3_coder",
     ),
-    "GLM, sglang#21377": (
+    "GLM": (
         "<tool_call>retrieve\n<arg_key>query</arg_key>\n<arg_value>x</arg_value>\n</tool_call>",
         "glm45",
     ),
@@ -250,6 +250,7 @@ def test_a_call_that_the_server_left_in_the_text_is_told_with_the_option_that_pa
         f"{RAW_CALL}\n<tool_call>\n{{'name'\n</tool_call>",
         '<tool_call>\n{"name": "retrieve"}\n</tool_call>',
         "<tool_call>retrieve x</tool_call>",
+        RAW_CALL.removesuffix("</tool_call>"),
     ],
 )
 def test_a_call_that_no_server_can_read_is_the_models_own_mistake(

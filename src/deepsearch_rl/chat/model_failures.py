@@ -58,7 +58,7 @@ _TOO_LONG = _any_of(_KINDS["too_long"])
 _MALFORMED_CALL = _any_of(_KINDS["malformed_call"])
 _FILTERED = _any_of(_KINDS["filtered"])
 _LEFT_CALLS = [(_any_of([form]), form) for form in _KINDS["left_call"]]
-_HERMES_CALL = re.compile(r"<tool_call>(.*?)(?:</tool_call>|\Z)", re.DOTALL)
+_HERMES_CALL = re.compile(r"<tool_call>(.*?)(?:</tool_call>|\Z(?P<cut>))", re.DOTALL)
 
 
 def failure_in(text: str) -> StopReason:
@@ -83,9 +83,12 @@ def left_call(text: str) -> str | None:
     for pattern, form in _LEFT_CALLS:
         if pattern.search(text):
             return _advice(form["form"], form["vllm"], form.get("sglang"))
-    calls = [_object(body) for body in _HERMES_CALL.findall(text)]
-    can_be_read = bool(calls) and all({"name", "arguments"} <= call.keys() for call in calls)
-    return _advice("Hermes", "hermes", "qwen25") if can_be_read else None
+    calls = list(_HERMES_CALL.finditer(text))
+    is_readable = all(
+        call["cut"] is None and isinstance(_object(call[1]).get("arguments"), dict)
+        for call in calls
+    )
+    return _advice("Hermes", "hermes", "qwen25") if calls and is_readable else None
 
 
 def _advice(form: str, vllm: str, sglang: str | None) -> str:
