@@ -160,14 +160,14 @@ class FunctionCalling:
                     id=id_,
                     name=call.function.name,
                     arguments=_compact(call.function.arguments),
-                    provider_fields=call.returned_fields,
+                    provider_fields=_as_text(call.returned_fields),
                 )
             )
 
         turn = assistant_turn(
             content, message.thought, tuple(calls), begins_in_thought=self.begins_in_thought
         )
-        return turn.model_copy(update={"provider_fields": message.provider_fields})
+        return turn.model_copy(update={"provider_fields": _as_text(message.provider_fields)})
 
     def search_turn(self, query: str) -> Message:
         """Return a turn that searches, as a model would write it."""
@@ -219,6 +219,10 @@ def _all_reasoning(reasoning: str) -> str:
         return f"a turn without a text: all {len(reasoning)} characters are in the reasoning field"
     warn_once(_ANSWER_IN_REASONING)
     return _ANSWER_IN_REASONING
+
+
+def _as_text(fields: dict[str, JsonValue]) -> str:
+    return json.dumps(fields, ensure_ascii=False) if fields else ""
 
 
 def _compact(arguments: str) -> str:

@@ -227,7 +227,7 @@ def _with_call_ids(message: Message, names: dict[str, str]) -> Message:
     """Return a message as records hold it, without the fields that only its server understands."""
     calls: list[ToolCall] = []
     for call in message.tool_calls:
-        calls.append(call.model_copy(update={"id": names[call.id], "provider_fields": {}}))
+        calls.append(call.model_copy(update={"id": names[call.id], "provider_fields": ""}))
     answered_call = message.tool_call_id and names[message.tool_call_id]
-    changes = {"tool_calls": tuple(calls), "tool_call_id": answered_call, "provider_fields": {}}
+    changes = {"tool_calls": tuple(calls), "tool_call_id": answered_call, "provider_fields": ""}
     return message.model_copy(update=changes)

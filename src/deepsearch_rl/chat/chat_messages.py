@@ -278,7 +278,7 @@ def chat_messages(
     for message in messages:
         reasoning, text, _ = split_thought(message)
         fields: dict[str, JsonValue] = {"role": message.role, "content": text}
-        fields |= message.provider_fields
+        fields |= json.loads(message.provider_fields or "{}")
         if history_reasoning == "omit":
             fields.pop("reasoning_details", None)
         elif reasoning is not None and history_reasoning != "agent":
@@ -298,10 +298,11 @@ def chat_messages(
 
 def _chat_call(call: ToolCall) -> dict[str, JsonValue]:
     """Return a call as requests carry it."""
-    of_function = call.provider_fields.get("function")
+    kept: dict[str, JsonValue] = json.loads(call.provider_fields or "{}")
+    of_function = kept.get("function")
     function: dict[str, JsonValue] = dict(of_function) if isinstance(of_function, dict) else {}
     function |= {"name": call.name, "arguments": call.arguments}
-    return call.provider_fields | {"id": call.id, "type": "function", "function": function}
+    return kept | {"id": call.id, "type": "function", "function": function}
 
 
 def call_id(number: int) -> str:

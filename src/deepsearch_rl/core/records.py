@@ -234,9 +234,9 @@ class StopReason(StrEnum):
 SERVER_FAILURES = frozenset({StopReason.MODEL_ERROR, StopReason.TOOL_ERROR})
 
 
-# Fields that only the server understands and wants back with the conversation, such as thought
-# signatures; no file holds them
-ProviderFields = Annotated[dict[str, JsonValue], Field(exclude=True, repr=False)]
+# JSON text of fields that only the server understands and wants back with the conversation, such as
+# thought signatures; no file holds them
+ProviderFields = Annotated[str, Field(exclude=True, repr=False)]
 
 
 class ToolCall(Record):
@@ -245,7 +245,7 @@ class ToolCall(Record):
     id: str
     name: str
     arguments: str
-    provider_fields: ProviderFields = Field(default_factory=dict)
+    provider_fields: ProviderFields = ""
 
     @property
     def parsed(self) -> dict[str, JsonValue] | None:
@@ -266,7 +266,7 @@ class Message(Record):
     reasoning: str | None = None
     tool_calls: tuple[ToolCall, ...] = ()
     tool_call_id: str | None = None
-    provider_fields: ProviderFields = Field(default_factory=dict)
+    provider_fields: ProviderFields = ""
 
 
 class Retrieval(Record):
