@@ -8,6 +8,9 @@ from typing import Any
 
 import pytest
 from pydantic import ValidationError
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import Split
 
 from deepsearch_rl.core.errors import ArtifactError, ConfigError, RecordError, UnknownNameError
 from deepsearch_rl.core.files import read_jsonl, write_jsonl
@@ -19,7 +22,7 @@ from deepsearch_rl.data.chunking import (
     cut_documents,
 )
 from deepsearch_rl.data.sentences import sentence_spans, word_spans
-from deepsearch_rl.data.token_counts import WordCounter
+from deepsearch_rl.data.token_counts import HfCounter, WordCounter
 
 CONFIG = ChunkConfig(
     chunker="sentences", chunk_size=12, overlap=0, tokenizer="words", passages=(), variants={}
@@ -223,3 +226,14 @@ def test_a_variant_of_nothing_or_with_the_name_of_a_corpus_is_refused(tmp_path: 
     with pytest.raises(ValidationError, match="overlap 5 must be below chunk_size 5"):
         variants(short=cut | {"corpus": "news", "overlap": 5})
     assert not (tmp_path / "out").exists()
+
+
+def test_a_slice_of_a_long_sentence_never_begins_with_a_combining_mark() -> None:
+    letters = Tokenizer(WordLevel({"e": 0, "\u0301": 1, "\u0302": 2, "?": 3}, "?"))
+    letters.pre_tokenizer = Split("", "isolated")
+    document = Document(id="a", contents="Title\n" + "ee\u0301\u0302" * 20)
+    cutting = Cutting(chunker="sentences", chunk_size=7, overlap=0)
+    texts = [chunk.text for chunk in cut_documents([document], HfCounter(letters), cutting)]
+    assert "".join(texts) == document.text
+    assert {text[0] for text in texts} == {"e"}
+    assert max(map(len, texts)) <= 7

@@ -1,5 +1,7 @@
 """Sentences and words: where they begin and end."""
 
+import pytest
+
 from deepsearch_rl.data.sentences import MAX_SENTENCE_CHARS, sentence_spans, word_spans
 
 
@@ -44,3 +46,41 @@ def test_words_are_runs_of_word_characters_and_single_signs() -> None:
         "naïve",
         "…",
     ]
+
+
+@pytest.mark.parametrize(
+    "sentences",
+    [
+        ("Мост стоит.", "Он стар."),
+        ("Es regnet.", "Österreich führt."),
+        ("Pada.", "Żółw idzie.", "Łódź śpi."),
+        ("«Кто там?»", "«Друг.»", "Он вошёл."),
+        ("А. С. Пушкин родился в Москве.", "Он поэт."),  # noqa: RUF001
+        ("¿Qué pasa?", "¡Nada!", "Él duerme."),
+        ("Τι είναι;", "Δεν ξέρω."),  # noqa: RUF001
+        ("წვიმს.", "საქართველო წინ არის."),
+        ("هذا بيت.", "وهذا كتاب؟", "نعم."),
+        ("שלום.", "עולם."),
+        ("राम घर गया।", "वह सो गया॥", "ठीक।"),
+        ("ሰላም።", "ደህና።"),
+        ("他说：“好。”", "我走了！？", "真的。"),  # noqa: RUF001
+        ("３．５です．", "次の文。"),  # noqa: RUF001
+    ],
+)
+def test_sentences_of_every_script_end_at_its_terminators(sentences: tuple[str, ...]) -> None:
+    assert pieces(" ".join(sentences)) == list(sentences)
+
+
+@pytest.mark.parametrize(
+    "text", ["Yahoo! is big. iPhone sells.", "Он жил на ул. ленина.", "a; B and c; D", "x.\u0301 Y"]
+)
+def test_a_stop_before_a_small_letter_or_inside_a_sentence_ends_none(text: str) -> None:
+    assert pieces(text) == [text]
+
+
+def test_no_piece_or_word_begins_with_a_combining_mark() -> None:
+    text = "दिल्ली की राजधानी e\u0301te\u0302"
+    assert [text[start:end] for start, end in word_spans(text)] == text.split()
+    found = pieces("e\u0301" * MAX_SENTENCE_CHARS)
+    assert len(found) > 1
+    assert {piece[0] for piece in found} == {"e"}

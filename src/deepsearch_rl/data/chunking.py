@@ -24,7 +24,7 @@ from deepsearch_rl.core.errors import (
 from deepsearch_rl.core.files import at_least_one, read_distinct, write_jsonl
 from deepsearch_rl.core.progress import track
 from deepsearch_rl.core.records import Chunk, ChunkMetadata, Document, Record
-from deepsearch_rl.data.sentences import Span, sentence_spans
+from deepsearch_rl.data.sentences import Span, is_mark, sentence_spans
 from deepsearch_rl.data.token_counts import TokenCounter, load_tokenizer
 
 Chunker = Literal["sentences", "chonkie_token", "chonkie_recursive"]
@@ -211,7 +211,19 @@ def _units(
             yield start, end, tokens
             continue
 
-        words = list(counter.spans(text[start:end]))
-        for first in range(0, len(words), length):
-            piece = words[first : first + length]
-            yield start + piece[0][0], start + piece[-1][1], len(piece)
+        sentence = text[start:end]
+        words = list(counter.spans(sentence))
+        first = 0
+        while first < len(words):
+            behind = _before_marks(sentence, words, first, first + length)
+            yield start + words[first][0], start + words[behind - 1][1], behind - first
+            first = behind
+
+
+def _before_marks(text: str, words: Sequence[Span], first: int, behind: int) -> int:
+    """Return where a slice of the words from ``first`` ends: at ``behind``, or before, if a mark would be cut off."""
+    for end in range(behind, first, -1):
+        if end < len(words) and not is_mark(text[words[end][0]]):
+            return end
+
+    return min(behind, len(words))
