@@ -23,6 +23,47 @@ def test_text_becomes_lower_case_stems_without_stop_words(text: str, terms: obje
     assert analyse(text) == terms
 
 
+@pytest.mark.parametrize(
+    "written",
+    [
+        "infor\u00admation",
+        "infor\u200bmation",
+        "infor\u2060mation",
+        "\u200einformation\u200f",
+        "\ufeffinformation",
+        "info\u034frmation",
+        "in\u200cformation",
+        "infor&shy;mation",
+        "infor&#173;m&#x61;tion",
+        "infor&amp;shy;mation",
+    ],
+)
+def test_invisible_characters_and_entities_inside_a_word_leave_it_as_it_reads(written: str) -> None:
+    assert analyse(f"The {written} desk") == analyse("The information desk")
+
+
+@pytest.mark.parametrize(
+    ("written", "read"),
+    [
+        ("of\ufb01ce \ufb02ow", "office flow"),
+        ("\u0132sselmeer \ufb05op", "IJsselmeer stop"),
+        ("\ufefb", "\u0644\u0627"),  # Arabic's lam with alef
+        ("caf&eacute; &Eacute;clair", "café éclair"),
+    ],
+)
+def test_ligatures_and_entities_are_the_letters_that_they_stand_for(
+    written: str, read: str
+) -> None:
+    assert analyse(written) == analyse(read)
+
+
+def test_a_joiner_between_arabic_letters_parts_words_like_a_blank() -> None:
+    assert analyse("\u0645\u06cc\u200c\u062e\u0648\u0627\u0647\u0645") == [
+        "\u0645\u06cc",
+        "\u062e\u0648\u0627\u0647\u0645",
+    ]
+
+
 def test_the_cache_of_stems_is_bounded() -> None:
     assert stem.cache_info().maxsize is not None
 

@@ -18,10 +18,12 @@ have n - 1 pairs, and a letter that stands alone is a term itself. BM25 indexes 
 pairs as well, so that a query of one letter finds them; they do not make a passage longer.
 
 A combining mark (a vowel sign of Hindi, a tone of Thai, a detached accent) belongs to the letter
-before it. Texts with such marks or scripts are brought to Unicode's form NFC first, and letters of
-full or half width to their usual one.
+before it. Texts with such marks or scripts are brought to Unicode's form NFC first. HTML entities,
+ligatures and letters of full or half width become the letters that they stand for, and invisible
+characters (soft hyphens, blanks without width, directions of writing) are dropped.
 """
 
+import html
 import re
 import unicodedata
 from collections.abc import Iterator
@@ -34,6 +36,7 @@ from typing import Literal
 import Stemmer
 
 from deepsearch_rl.core.records import Chunk
+from deepsearch_rl.data.sentences import MARKS
 
 FieldName = Literal["contents", "title", "source", "date", "body"]
 MONTHS = (
@@ -71,9 +74,16 @@ UNSPACED = (
     "\u3100-\u312f\u31a0-\u31bf\u3400-\u4dbf\u4e00-\ua4cf\uf900-\ufaff\U00020000-\U0003ffff"  # Chinese, Yi
 )
 _WIDTHS = "\uff01-\uffdc"  # full-width ASCII, half-width katakana and Hangul
+# Letters that are several, or another one in a certain shape: ligatures, digraphs, widths
+_COMPOUND = f"\u0132\u0133\u0149\u017f\u01c4-\u01cc\u01f1-\u01f3\ufb00-\ufdff\ufe70-\ufefc{_WIDTHS}"
 _JOINERS = "\u200c\u200d"
-# Choose between shapes of the same character
-_SELECTORS = "\ufe00-\ufe0f\U000e0100-\U000e01ef"
+# What nobody sees: hyphens for the end of a line, blanks without width, directions of writing,
+# selectors of shapes, and other characters that Unicode lets programs ignore; enclosing marks
+_INVISIBLE = (
+    "\u00ad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b\u200e\u200f\u202a-\u202e\u2060-\u206f"
+    "\u3164\ufe00-\ufe0f\ufeff\uffa0\ufff9-\ufffb\U0001d173-\U0001d17a\U000e0000-\U000e0fff"
+    "\u0488\u0489\u1abe\u20dd-\u20e4\ua670-\ua672"
+)
 _STEMMER = Stemmer.Stemmer("english", 0)  # without its own, slower cache
 
 
@@ -98,39 +108,20 @@ def written_date(published_at: str) -> str:
     return f"{MONTHS[day.month - 1]} {day.day} {day.year}"
 
 
-def _marks() -> str:
-    """Return every combining mark as a regular expression's class.
-
-    Enclosing marks and selectors of shapes are left out.
-    """
-    is_selector = re.compile(f"[{_SELECTORS}]").match
-    ranges: list[tuple[int, int]] = []
-
-    # Marks end below U+20000; beyond, there are ideographs and selectors alone.
-    for code in range(0x300, 0x20000):
-        character = chr(code)
-        if unicodedata.category(character) not in ("Mn", "Mc") or is_selector(character):
-            continue
-
-        if ranges and code == ranges[-1][1] + 1:
-            ranges[-1] = ranges[-1][0], code
-        else:
-            ranges.append((code, code))
-
-    return "".join(f"{chr(first)}-{chr(last)}" for first, last in ranges)
-
-
-_MARKS = _marks()
 # What the plain pattern cannot split: marks, Indic letters that NFC turns into such, scripts
-# without blanks
-_SPECIAL = re.compile(f"[{_MARKS}{UNSPACED}{_WIDTHS}\u0958-\u095f\u09dc-\u09df\u0a33-\u0a5e]")
-_OTHER_WIDTH = re.compile(f"[{_WIDTHS}]+")
-_INVISIBLE = re.compile(f"(?<=[{_MARKS}])[{_JOINERS}]|[{_SELECTORS}]")
+# without blanks, what is normalised
+_SPECIAL = re.compile(
+    f"[{MARKS}{UNSPACED}{_COMPOUND}{_INVISIBLE}{_JOINERS}\u0958-\u095f\u09dc-\u09df\u0a33-\u0a5e]"
+)
+_COMPOUNDS = re.compile(f"[{_COMPOUND}]+")
+# Between Arabic letters a joiner parts words
+_DROPPED = re.compile(f"[{_INVISIBLE}]+|(?<![\u0620-\u064a\u066e-\u06d3])[{_JOINERS}]")
+_ENTITY = re.compile(r"&(?:\w+|#\w+);")
 _UNSPACED = re.compile(f"[{UNSPACED}{_WIDTHS}]")
-_LETTER = re.compile(f"[{UNSPACED}][{_MARKS}]*")
+_LETTER = re.compile(f"[{UNSPACED}][{MARKS}]*")
 # A run of letters without blanks, group 1, or a word
 _PIECE = re.compile(
-    f"((?:(?=\\w)[{UNSPACED}][{_MARKS}]*)+)|[^\\W{UNSPACED}](?:[^\\W{UNSPACED}]+|[{_MARKS}]+)*"
+    f"((?:(?=\\w)[{UNSPACED}][{MARKS}]*)+)|[^\\W{UNSPACED}](?:[^\\W{UNSPACED}]+|[{MARKS}]+)*"
 )
 
 
@@ -141,7 +132,7 @@ def has_unspaced(text: str) -> bool:
 
 def split_words(text: str) -> list[str]:
     """Return the lower-cased words of a text in order, stop words among them; pairs of letters where it has none."""
-    text = text.lower()
+    text = _lower(text)
 
     # The plain pattern is the faster one, and nearly all English text goes this way.
     if text.isascii() or not _SPECIAL.search(text):
@@ -158,9 +149,18 @@ def split_words(text: str) -> list[str]:
     return words
 
 
+def _lower(text: str) -> str:
+    """Return a text in lower case, HTML entities as what they stand for; some are escaped twice."""
+    if "&" in text:
+        for _ in range(2):
+            text = _ENTITY.sub(lambda match: html.unescape(match[0]), text)
+
+    return text.lower()
+
+
 def inner_letters(text: str) -> list[str]:
     """Return the letters that :func:`split_words` shows in pairs alone, so that a query of one letter can find them."""
-    text = text.lower()
+    text = _lower(text)
     if not has_unspaced(text):
         return []
 
@@ -174,8 +174,9 @@ def inner_letters(text: str) -> list[str]:
 
 def _pieces(text: str) -> Iterator[str | list[str]]:
     """Yield every word of a lower-cased text, and every run of letters without blanks as the list of its letters."""
-    text = _OTHER_WIDTH.sub(lambda match: unicodedata.normalize("NFKC", match[0]).lower(), text)
-    text = unicodedata.normalize("NFC", _INVISIBLE.sub("", text))
+    text = _DROPPED.sub("", text)
+    text = _COMPOUNDS.sub(lambda match: unicodedata.normalize("NFKC", match[0]).lower(), text)
+    text = unicodedata.normalize("NFC", text)
     for match in _PIECE.finditer(text):
         yield _LETTER.findall(match[0]) if match[1] else match[0]
 
