@@ -1,6 +1,6 @@
 import pytest
 
-from deepsearch_rl.search.analysis import analyse, field_text, stem, written_date
+from deepsearch_rl.search.analysis import analyse, field_text, stem
 from tests.chunks import make_chunk
 
 CHUNK = make_chunk(
@@ -85,11 +85,3 @@ def test_every_field_has_its_text(name: str, text: str) -> None:
 @pytest.mark.parametrize("name", ["source", "date"])
 def test_a_chunk_without_the_metadata_has_an_empty_field(name: str) -> None:
     assert field_text(make_chunk("Title\nBody"), name) == ""
-
-
-@pytest.mark.parametrize(
-    ("published_at", "text"),
-    [("2023-12-05", "December 5 2023"), ("spring 2023", "spring 2023"), ("", "")],
-)
-def test_a_date_is_written_as_questions_write_it(published_at: str, text: str) -> None:
-    assert written_date(published_at) == text

@@ -1,9 +1,9 @@
 from datetime import date
 
 import pytest
+from pydantic import JsonValue
 
-from deepsearch_rl.search.question_parts import find_dates
-from deepsearch_rl.search.rows import EPOCH
+from deepsearch_rl.search.dates import EPOCH, UNKNOWN_DAY, find_dates, parse_day, written_date
 
 
 def days(text: str) -> list[tuple[date, date]]:
@@ -48,3 +48,53 @@ def test_several_dates_are_given_in_the_order_of_the_text() -> None:
 )
 def test_what_is_no_date_is_left_alone(text: str) -> None:
     assert days(text) == []
+
+
+@pytest.mark.parametrize(
+    ("published_at", "day"),
+    [
+        ("1970-01-01", 0),
+        ("1970-01-02T23:59:59-11:00", 1),
+        ("1969-12-31", -1),
+        ("2023/10/30", 19660),
+        ("2023.10.30 09:15", 19660),
+        ("Oct 30, 2023", 19660),
+        ("30 October 2023, 10:15 am", 19660),
+        ("Mon, 30 Oct 2023 23:30:00 -0500", 19660),
+        ("2023-10-30 12:00:00 UTC", 19660),
+        (1698661800, 19660),
+        ("1698661800", 19660),
+        (1698661800000, 19660),
+        (1698661800.25, 19660),
+        ("2023-10", 19631),
+        ("October 2023", 19631),
+        (2023, 19358),
+    ],
+)
+def test_the_day_of_publication_is_read_in_every_usual_form(
+    published_at: JsonValue, day: int
+) -> None:
+    assert parse_day(published_at) == day
+
+
+@pytest.mark.parametrize(
+    "published_at",
+    ["", None, True, "2023-02-30", "10/30/2023", "spring 2023", "20231030120000", "12", float("nan"),
+     "May 1, 2023, updated May 3, 2023", ["2023-10-30"]],
+)  # fmt: skip
+def test_what_does_not_say_one_day_is_no_date(published_at: JsonValue) -> None:
+    assert parse_day(published_at) == UNKNOWN_DAY
+
+
+@pytest.mark.parametrize(
+    ("published_at", "text"),
+    [
+        ("2023-12-05", "December 5 2023"),
+        (1701734400, "December 5 2023"),
+        ("spring 2023", "spring 2023"),
+        ("", ""),
+        (None, ""),
+    ],
+)
+def test_a_date_is_written_as_questions_write_it(published_at: JsonValue, text: str) -> None:
+    assert written_date(published_at) == text

@@ -7,15 +7,15 @@ import pytest
 from pydantic import ValidationError
 
 from deepsearch_rl.core.errors import ArtifactError
+from deepsearch_rl.core.files import write_jsonl
 from deepsearch_rl.search.rows import (
     BUFFER_BYTES,
-    UNKNOWN_DAY,
     Filter,
     GrowingArray,
     RowTable,
-    parse_day,
     write_rows,
 )
+from tests.chunks import make_chunk
 
 HEADER_BYTES = 128
 ROWS = [
@@ -66,20 +66,18 @@ def test_bounds_in_the_wrong_order_are_refused() -> None:
         Filter(after=date(2024, 1, 2), before=date(2024, 1, 1))
 
 
-@pytest.mark.parametrize(
-    ("text", "day"),
-    [
-        ("1970-01-01", 0),
-        ("1970-01-02T23:59:59-11:00", 1),
-        ("1969-12-31", -1),
-        ("", UNKNOWN_DAY),
-        ("2023-02-30", UNKNOWN_DAY),
-        (None, UNKNOWN_DAY),
-        (1700000000, UNKNOWN_DAY),
-    ],
-)
-def test_a_day_is_the_one_that_the_text_says(text: int | str | None, day: object) -> None:
-    assert parse_day(text) == day
+def test_passages_with_a_date_that_cannot_be_read_are_counted_and_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    chunks = [
+        make_chunk("a\nb", f"c{row}", published_at=published_at)
+        for row, published_at in enumerate(["2023/10/30", "last autumn", "10/30/2023", "", "3 May"])
+    ]
+    write_jsonl(tmp_path / "chunks.jsonl", chunks)
+    write_rows(tmp_path / "chunks.jsonl", tmp_path / "rows")
+    assert "3 of 5 passages have a published_at that is no date ('last autumn', " in caplog.text
+    mask_N = RowTable.open(tmp_path / "rows").mask(Filter(after=date(2023, 10, 1)))
+    assert mask_N.tolist() == [True, False, False, False, False]
 
 
 def test_columns_of_another_kind_are_refused(rows: RowTable, tmp_path: Path) -> None:

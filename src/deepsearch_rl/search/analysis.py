@@ -27,7 +27,6 @@ import html
 import re
 import unicodedata
 from collections.abc import Iterator
-from datetime import datetime
 from functools import lru_cache
 from hashlib import blake2b
 from itertools import pairwise
@@ -37,12 +36,9 @@ import Stemmer
 
 from deepsearch_rl.core.records import Chunk
 from deepsearch_rl.data.sentences import MARKS
+from deepsearch_rl.search.dates import written_date
 
 FieldName = Literal["contents", "title", "source", "date", "body"]
-MONTHS = (
-    "January", "February", "March", "April", "May", "June",
-    "July", "August", "September", "October", "November", "December",
-)  # fmt: skip
 
 # Lucene's English stop words, which the published BM25 baselines drop.
 STOP_WORDS = frozenset({
@@ -93,19 +89,11 @@ def field_text(chunk: Chunk, name: FieldName) -> str:
         return chunk.contents
     if name in ("title", "body"):
         return chunk.title if name == "title" else chunk.text
-    value = (chunk.metadata.model_extra or {}).get("source" if name == "source" else "published_at")
-    text = value if isinstance(value, str) else ""
-    return written_date(text) if name == "date" else text
-
-
-def written_date(published_at: str) -> str:
-    """Return the day of an ISO 8601 date or time in words ("October 30 2023"); any other text as it stands."""
-    try:
-        day = datetime.fromisoformat(published_at)
-    except ValueError:
-        return published_at
-
-    return f"{MONTHS[day.month - 1]} {day.day} {day.year}"
+    metadata = chunk.metadata.model_extra or {}
+    if name == "date":
+        return written_date(metadata.get("published_at"))
+    source = metadata.get("source")
+    return source if isinstance(source, str) else ""
 
 
 # What the plain pattern cannot split: marks, Indic letters that NFC turns into such, scripts

@@ -7,45 +7,25 @@ between punctuation, conjunctions, sources and dates.
 """
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import date, timedelta
 from typing import Self
 
 from deepsearch_rl.search.analysis import UNSPACED, has_unspaced
-from deepsearch_rl.search.rows import EPOCH
+from deepsearch_rl.search.dates import DayRange, find_dates
 
 # A question has a handful of each. A page that is pasted in place of one may have thousands, and
 # every one takes time.
 MAX_PARTS = 32
 MAX_SOURCES = 16
-MAX_DATES = 32
 
 Span = tuple[int, int]
-# First and last day since 1970-01-01; both belong to the range
-DayRange = tuple[int, int]
-
 _BREAK = re.compile(
     r"\n|[,;:?!()]\s|[\"\u201c\u201d]|[\u3001\u3002\u300a-\u300f\uff01\uff08\uff09\uff0c\uff1a\uff1b\uff1f]"
     r"|\b(?:and|or|but|while|whereas|than|which|who|that|with|after|before|between)\b",
     re.IGNORECASE,
 )
 _TOKEN = re.compile(rf"[{UNSPACED}]|[^\W{UNSPACED}]+|[^\w\s]")
-_MONTHS = ("jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec")
-_MONTH = (
-    r"(?P<month>jan(?:uary)?|feb(?:ruary)?|mar(?:ch)?|apr(?:il)?|may|june?|july?|aug(?:ust)?|sept?(?:ember)?"
-    r"|oct(?:ober)?|nov(?:ember)?|dec(?:ember)?)\.?"
-)
-_DAY = r"(?P<day>\d{1,2})(?:st|nd|rd|th)?"
-_YEAR = r"(?P<year>[12]\d{3})"
-
-# Tried in this order: a month with a day is no month alone.
-_SPELLINGS = (
-    re.compile(rf"\b{_YEAR}-(?P<number>\d{{2}})-(?P<day>\d{{2}})\b", re.IGNORECASE),
-    re.compile(rf"\b{_MONTH}\s+{_DAY},?\s+{_YEAR}\b", re.IGNORECASE),
-    re.compile(rf"\b{_DAY}\s+(?:of\s+)?{_MONTH},?\s+{_YEAR}\b", re.IGNORECASE),
-    re.compile(rf"\b{_MONTH},?\s+{_YEAR}\b", re.IGNORECASE),
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,52 +134,3 @@ def _parts(whole: str) -> tuple[str, ...]:
             parts.append(piece)
 
     return tuple(parts[:MAX_PARTS])
-
-
-def find_dates(text: str) -> list[tuple[re.Match[str], DayRange]]:
-    """Return where a text names the first MAX_DATES days or months, in English or ISO spelling, in order."""
-    dates: list[tuple[re.Match[str], DayRange]] = []
-    for match in _date_matches(text):
-        days = None if _overlaps(match, dates) else _days(match)
-        if days:
-            dates.append((match, days))
-        if len(dates) == MAX_DATES:
-            break
-
-    return sorted(dates, key=lambda pair: pair[0].start())
-
-
-def _overlaps(match: re.Match[str], dates: Sequence[tuple[re.Match[str], DayRange]]) -> bool:
-    """Return whether a match shares a letter with one of those before it."""
-    return any(match.start() < other.end() and other.start() < match.end() for other, _ in dates)
-
-
-def _date_matches(text: str) -> Iterator[re.Match[str]]:
-    for spelling in _SPELLINGS:
-        yield from spelling.finditer(text)
-
-
-def _days(match: re.Match[str]) -> DayRange | None:
-    groups = match.groupdict()
-    year = int(groups["year"])
-    day = groups.get("day")
-
-    month = int(groups["number"]) if "number" in groups else _month(groups["month"])
-
-    # What looks like a date need not be one: February 30.
-    try:
-        first = date(year, month, int(day) if day else 1)
-    except ValueError:
-        return None
-
-    last = first
-    if not day:
-        next_month = date(year + month // 12, month % 12 + 1, 1)
-        last = next_month - timedelta(days=1)
-    return (first - EPOCH).days, (last - EPOCH).days
-
-
-def _month(name: str) -> int:
-    """Return the number of a month, from 1."""
-    # IGNORECASE takes a long s for an s, and so does casefold, unlike lower.
-    return 1 + _MONTHS.index(name[:3].casefold())

@@ -10,14 +10,15 @@ become one chunk each. They are read with ``pread``: a file that was cut off mea
 instead of a bus error. A filter is a mask over rows, which retrievers are given before they rank.
 """
 
-import contextlib
 import json
+import logging
 import os
 import struct
 import weakref
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from datetime import date, datetime
+from datetime import date
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
@@ -30,9 +31,10 @@ from pydantic_core import from_json
 from deepsearch_rl.core.errors import ArtifactError, RecordError
 from deepsearch_rl.core.files import DistinctIds, missing, parse_record, read_json
 from deepsearch_rl.core.progress import ProgressBar
-from deepsearch_rl.core.records import Chunk, ChunkMetadata, NonEmpty, Record
+from deepsearch_rl.core.records import Chunk, ChunkMetadata, NonEmpty, Record, is_missing
 from deepsearch_rl.data.flashrag import DocumentRow, parse_row
 from deepsearch_rl.data.row_files import BOM, GZIP, LINES, layout_of
+from deepsearch_rl.search.dates import EPOCH, UNKNOWN_DAY, parse_day
 
 ScalarT = TypeVar("ScalarT", bound=np.generic)
 BUFFER_BYTES = 1 << 19
@@ -40,8 +42,10 @@ OFFSETS_FILE = "offsets.npy"
 STREAM_BUFFER_BYTES = 1 << 20
 JSON_SPACE = b" \t\r\n"
 UNKNOWN_SOURCE = -1
-UNKNOWN_DAY = int(np.iinfo(np.int32).min)
-EPOCH = date(1970, 1, 1)
+# Unreadable dates that a warning names, and how much of one
+LISTED = 5
+MAX_DATE_CHARS = 40
+_LOG = logging.getLogger(__name__)
 
 
 class GrowingArray:
@@ -273,6 +277,7 @@ def write_rows(chunks_path: Path, folder: Path) -> int:
     folder.mkdir()
     codes: dict[str, int] = {}
     ids = DistinctIds()
+    unreadable = Counter[str]()
     end = 0
 
     # A missing file is reported by the reader, with what to do.
@@ -289,11 +294,16 @@ def write_rows(chunks_path: Path, folder: Path) -> int:
             offsets.append(start)
             metadata = chunk.metadata.model_extra or {}
             sources.append(_source_code(metadata.get("source"), codes))
-            days.append(parse_day(metadata.get("published_at")))
+            published_at = metadata.get("published_at")
+            day = parse_day(published_at)
+            days.append(day)
+            if day == UNKNOWN_DAY and not is_missing(published_at):
+                unreadable[str(published_at)[:MAX_DATE_CHARS]] += 1
             bar.advance(end - start)
 
         offsets.append(end)
 
+    _warn_of_undated(unreadable, len(ids), chunks_path)
     names = json.dumps(list(codes), ensure_ascii=False)
     (folder / "sources.json").write_text(f"{names}\n", encoding="utf-8")
 
@@ -303,17 +313,21 @@ def write_rows(chunks_path: Path, folder: Path) -> int:
     return len(ids)
 
 
+def _warn_of_undated(unreadable: Counter[str], rows: int, path: Path) -> None:
+    if unreadable:
+        named = ", ".join(repr(text) for text, _ in unreadable.most_common(LISTED))
+        _LOG.warning(
+            "%s: %d of %d passages have a published_at that is no date (%s), and no filter by date finds "
+            "them; write it as YYYY-MM-DD",
+            path,
+            unreadable.total(),
+            rows,
+            named,
+        )
+
+
 def _source_code(source: JsonValue, codes: dict[str, int]) -> int:
     """Return the code of a chunk's source, a new one for a name that ``codes`` does not have."""
     if not isinstance(source, str) or not source:
         return UNKNOWN_SOURCE
     return codes.setdefault(source, len(codes))
-
-
-def parse_day(published_at: JsonValue) -> int:
-    """Return the days from 1970-01-01 to an ISO 8601 date or time, its zone ignored; UNKNOWN_DAY for anything else."""
-    with contextlib.suppress(ValueError):
-        if isinstance(published_at, str):
-            return (datetime.fromisoformat(published_at).date() - EPOCH).days
-
-    return UNKNOWN_DAY

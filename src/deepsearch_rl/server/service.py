@@ -23,7 +23,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from deepsearch_rl import __version__
 from deepsearch_rl.core.errors import EndpointError
-from deepsearch_rl.search.rows import UNKNOWN_DAY
+from deepsearch_rl.search.dates import UNKNOWN_DAY
 from deepsearch_rl.search.searcher import SearchesChunks, open_index
 from deepsearch_rl.server.batching import (
     Metrics,
