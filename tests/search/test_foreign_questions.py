@@ -75,6 +75,27 @@ def test_gold_that_the_corpus_does_not_have_is_counted_and_listed(
     assert missing in caplog.text
 
 
+@pytest.mark.parametrize(
+    "supporting_facts",
+    [
+        {"title": ["Ed Wood", "Ed Wood"], "sent_id": [0, 2]},
+        [["Ed Wood", 0], ["Ed Wood", 2]],
+        '{"title": ["Ed&#32;Wood"], "sent_id": [0]}',
+    ],
+)
+def test_supporting_facts_of_hotpotqa_are_gold_evidence(
+    tmp_path: Path, index: Path, supporting_facts: object
+) -> None:
+    row = QUESTION | {"question": "Who made Ed Wood?"}
+    of_metadata = write(
+        tmp_path / "a.jsonl", row | {"metadata": {"supporting_facts": supporting_facts}}
+    )
+    beside = write(tmp_path / "b.jsonl", row | {"supporting_facts": supporting_facts})
+    for path in (of_metadata, beside):
+        scores = measured(index, path)
+        assert (scores["n"], scores["evidence_recall@4"]) == (1, 1.0)
+
+
 FLASHRAG = {
     "id": 7, "question": "Who made Ed Wood?", "golden_answers": ["Tim Burton"], "split": "dev", "level": "hard",
     "metadata": {"supporting_titles": ["Ed Wood"], "self": 1},

@@ -242,7 +242,7 @@ def eval_command(
     for name in names:
         searcher = open_index(index, chunks, name)
         if not scores:
-            warn_of_missing(searcher.chunks, [gold for _, gold in examples], str(questions))
+            warn_of_missing(searcher.chunks, rows, str(questions))
         scores[name] = measure(searcher, examples, list(map(int, depths)))
 
     if as_json:

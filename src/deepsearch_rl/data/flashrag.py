@@ -10,6 +10,7 @@ of Search-R1 and veRL have the question in their prompt. :mod:`.row_files` reads
 """
 
 import contextlib
+import html
 import json
 import re
 from collections.abc import Collection, Iterator, Mapping
@@ -46,6 +47,8 @@ _PRINTED = re.compile(
     r"""\s*(?:[\[({]*[\[{]\s*['"]|\(\s*(['"]).*?\1,\s*(?:['"]|\)\s*$)|\{.*\}\s*$|[\w.]+\(\s*[\[{]|\w*set\(\))""",
     re.DOTALL,
 )
+# What names the gold evidence of a question
+_GOLD = ("evidence_list", "supporting_doc_ids", "supporting_titles")
 # Lists and objects that tables, and copies of data sets on hubs, may hold as JSON text
 _JSON_COLUMNS = frozenset(
     {
@@ -239,9 +242,10 @@ class QuestionRow(Row, Generic[DetailsT]):
             # Other values may not be hashable; the field's own check reports them
             if _all_text(answers):
                 answers = list(dict.fromkeys(answers))
-            return _without(values, ("answer", "answer_aliases")) | {"golden_answers": answers}
+            values = _without(values, ("answer", "answer_aliases")) | {"golden_answers": answers}
 
-        return _with_target(values) if "reward_model" in values else values
+        values = _with_target(values) if "reward_model" in values else values
+        return _with_gold_titles(values)
 
     def record(self, details: QuestionMetadata | None = None) -> Question:
         """Return the row as a record, with ``details`` in place of its own metadata if given."""
@@ -252,6 +256,28 @@ class QuestionRow(Row, Generic[DetailsT]):
             golden_answers=self.golden_answers,
             metadata=metadata,
         )
+
+
+def _with_gold_titles(values: Values) -> Values:
+    """Return a question that has HotpotQA's supporting facts, and no other gold, with their titles."""
+    metadata = values.get("metadata")
+    details = {**metadata, **values} if isinstance(metadata, dict) else values
+    if any(not is_missing(details.get(name)) for name in _GOLD):
+        return values
+
+    facts = _unpacked("supporting_facts", details.get("supporting_facts"))
+    # Official files pair titles with sentences, FlashRAG lists them beside each other
+    titles = facts.get("title") if isinstance(facts, dict) else _firsts(facts)
+    if not isinstance(titles, list) or not titles or not _all_text(titles):
+        return values
+    # The official titles are escaped
+    return values | {"supporting_titles": [*dict.fromkeys(map(html.unescape, titles))]}
+
+
+def _firsts(pairs: object) -> list[Any]:
+    if not isinstance(pairs, list) or not all(isinstance(pair, list) and pair for pair in pairs):
+        return []
+    return [pair[0] for pair in pairs]
 
 
 def _from_training_row(values: Values) -> Values:

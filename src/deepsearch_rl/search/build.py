@@ -22,7 +22,7 @@ from deepsearch_rl.core.records import Question
 from deepsearch_rl.search import IndexHalf, manifest
 from deepsearch_rl.search.encoding import EncodingJob, encode_to_file, remove_work
 from deepsearch_rl.search.flat_index import VECTORS_FILE, open_vector_file
-from deepsearch_rl.search.gold import warn_of_missing, with_gold
+from deepsearch_rl.search.gold import warn_of_missing
 from deepsearch_rl.search.importing import imported_config, write_imported
 from deepsearch_rl.search.learning import learn_fusion
 from deepsearch_rl.search.manifest import IndexConfig, IndexManifest, VectorsConfig
@@ -288,8 +288,7 @@ def _learn_weights(
     if learning is None or not questions or len(config.halves) < 2:
         return None
 
-    golds = [gold for _, gold in with_gold(questions)]
-    warn_of_missing(chunks, golds, "the questions to learn from")
+    warn_of_missing(chunks, questions, "the questions to learn from")
 
     terms = folder / manifest.TERMS_FOLDER
     write_sentence_terms(chunks, terms)

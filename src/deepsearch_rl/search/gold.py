@@ -12,7 +12,7 @@ items that the top k hold.
 """
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 from typing import Literal
@@ -27,8 +27,11 @@ from deepsearch_rl.search.ranking import Retriever
 RANKED = 10
 MRR = f"mrr@{RANKED}"
 MAP = f"map@{RANKED}"
-# Missing documents that a warning names
+# Missing items that a warning names, and how much of one
 LISTED = 20
+LISTED_CHARS = 80
+# Beginnings of facts that are looked up at every place of a passage
+BEGINNING_CHARS = 16
 _LOG = logging.getLogger(__name__)
 
 
@@ -96,38 +99,85 @@ def with_gold(questions: Iterable[Question]) -> list[tuple[str, Gold]]:
     return examples
 
 
-def warn_of_missing(chunks: Iterable[Chunk], golds: Iterable[Gold], what: str) -> None:
-    """Log the gold titles and documents of ``what`` that no chunk has, if there are any.
+def warn_of_missing(chunks: Iterable[Chunk], questions: Iterable[Question], what: str) -> None:
+    """Log the gold facts, titles and documents of ``what`` that no chunk has, and how many questions have no gold.
 
-    Every score that they count in is lower than the retriever deserves. The chunks are read once,
-    and not at all where gold evidence is facts alone.
+    Every score that a missing item counts in is lower than the retriever deserves. The chunks are
+    read once.
     """
+    all_questions = list(questions)
+    golds = [gold for _, gold in with_gold(all_questions)]
+    unknown = sum(map(_has_unknown_gold, all_questions))
+    if golds and unknown:
+        _LOG.warning(
+            "%s: the gold evidence of %d of %d questions is not known; no score counts them",
+            what,
+            unknown,
+            len(all_questions),
+        )
+
+    facts: dict[str, str] = {}
     titles: dict[str, str] = {}
     ids: dict[str, None] = {}
+    for question in all_questions:
+        for evidence in question.metadata.evidence_list or ():
+            facts[without_space(evidence.fact)] = evidence.fact
+    facts.pop("", None)
     for gold in golds:
         if gold.kind == "titles":
             titles.update((title_key(title), title) for title in gold.items)
         elif gold.kind == "documents":
             ids.update(dict.fromkeys(gold.items))
 
-    documents = len(titles) + len(ids)
-    for chunk in chunks if documents else ():
+    numbers = len(facts), len(titles) + len(ids)
+    finder = _FactFinder(facts)
+    for chunk in chunks if any(numbers) else ():
         titles.pop(chunk_title_key(chunk), None)
         ids.pop(chunk.metadata.doc_id, None)
+        for fact in finder.found_in(chunk):
+            facts.pop(fact, None)
 
+    _warn_of_items(what, facts.values(), numbers[0], "facts are in no passage")
     missing = [*titles.values(), *ids]
+    _warn_of_items(what, missing, numbers[1], "documents are not in the corpus")
+
+
+def _has_unknown_gold(question: Question) -> bool:
+    """Return whether a question says neither what its gold evidence is nor that there is none."""
+    return gold_evidence(question) is None and question.metadata.evidence_list != ()
+
+
+def _warn_of_items(what: str, missing: Collection[str], items: int, problem: str) -> None:
     if missing:
-        listed = ", ".join(map(repr, missing[:LISTED]))
+        listed = ", ".join(f"{item[:LISTED_CHARS]!r}" for item in [*missing][:LISTED])
         unlisted = len(missing) - LISTED
         rest = f" and {unlisted} more" if unlisted > 0 else ""
-        _LOG.warning(
-            "%s: %d of %d gold documents are not in the corpus: %s%s",
-            what,
-            len(missing),
-            documents,
-            listed,
-            rest,
-        )
+        _LOG.warning("%s: %d of %d gold %s: %s%s", what, len(missing), items, problem, listed, rest)
+
+
+class _FactFinder:
+    """Finds which of many facts a chunk contains, in time that hardly grows with their number."""
+
+    def __init__(self, facts: Iterable[str]) -> None:
+        self._beginnings: dict[str, list[str]] = {}
+        self._length = min((len(fact) for fact in facts), default=0)
+        self._length = min(self._length, BEGINNING_CHARS)
+        for fact in facts:
+            self._beginnings.setdefault(fact[: self._length], []).append(fact)
+
+    def found_in(self, chunk: Chunk) -> list[str]:
+        """Return the facts that a chunk contains."""
+        if not self._beginnings:
+            return []
+
+        text = without_space(chunk.contents)
+        length = self._length
+        pieces = {text[place : place + length] for place in range(len(text) - length + 1)}
+        found: list[str] = []
+        for beginning in pieces & self._beginnings.keys():
+            found += [fact for fact in self._beginnings[beginning] if fact in text]
+
+        return found
 
 
 def without_space(text: str) -> str:

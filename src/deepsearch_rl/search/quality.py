@@ -59,7 +59,8 @@ def measure_datasets(
 
     scores: dict[str, dict[str, dict[str, float]]] = {}
     for name, dataset in datasets.items():
-        questions = with_gold(read_jsonl(questions_root / name / f"{config.split}.jsonl", Question))
+        asked = list(read_jsonl(questions_root / name / f"{config.split}.jsonl", Question))
+        questions = with_gold(asked)
         scores[name] = {}
         if not questions:
             # Zero questions say that nothing could be measured; a missing name would say nothing
@@ -68,7 +69,7 @@ def measure_datasets(
 
         retrievers = retrievers_of(read_manifest(index_root / dataset.corpus), RETRIEVERS)
         chunks = searcher(dataset.corpus, retrievers[0]).chunks
-        warn_of_missing(chunks, [gold for _, gold in questions], f"{name}, {config.split}")
+        warn_of_missing(chunks, asked, f"{name}, {config.split}")
 
         for retriever in retrievers:
             opened = searcher(dataset.corpus, retriever)
