@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +13,7 @@ import pytest
 
 from deepsearch_rl.core.errors import ArtifactError
 from deepsearch_rl.search import encoding
+from deepsearch_rl.search.encoders.encoder import EncoderConfig, Unread, normalise_rows
 from deepsearch_rl.search.encoders.tfidf_svd import TfidfSvdConfig
 from deepsearch_rl.search.encoding import (
     EncodingConfig,
@@ -19,7 +21,10 @@ from deepsearch_rl.search.encoding import (
     encode_to_file,
     write_rows,
 )
+from deepsearch_rl.search.flat_index import FlatIndex, open_vector_file
+from deepsearch_rl.search.searcher import DenseRetriever
 from tests.chunks import make_chunks
+from tests.search.encoders.folders import encoder_config, write_bert
 
 CHUNKS = make_chunks([f"comet {'river ' * (row % 9)}lander number{row % 7}" for row in range(50)])
 SVD = TfidfSvdConfig(name="tfidf_svd", dimension=4, fit_rows=1000, max_terms=1000)
@@ -229,3 +234,69 @@ def test_a_kill_changes_no_byte_and_costs_one_block_at_most(
     assert [json.loads(line)["block"] for line in recorded] == list(range(7 - left))
     assert blocks_encoded(learnt, monkeypatch) == left
     assert (learnt.parent / "out.npy").read_bytes() == undisturbed
+
+
+class Odd(EncoderConfig):
+    """Gives NaN for a text with ``nan`` in it, and reads three words of a text."""
+
+    def open(self, folder: Path) -> "Odd":  # noqa: ARG002 - nothing is learnt
+        return self
+
+    @property
+    def dimension(self) -> int:
+        return 2
+
+    def encode(self, texts: Sequence[str], kind: str) -> np.ndarray:  # noqa: ARG002 - both alike
+        rows = [[np.nan if "nan" in text else np.inf if "inf" in text else 1, 0] for text in texts]
+        return normalise_rows(np.array(rows, dtype=np.float32))
+
+    def count_unread(self, passages: Sequence[str]) -> Unread:
+        return Unread.of((len(passage.split()) for passage in passages), 3)
+
+
+@pytest.mark.parametrize("number", ["nan", "inf"])
+def test_a_vector_that_is_not_finite_is_refused_with_its_passage_and_row(
+    tmp_path: Path, number: str
+) -> None:
+    chunks = make_chunks([*["comet"] * 11, f"a {number}", "river"])
+    with pytest.raises(ArtifactError, match=r"passage 'c11' \(row 11\) holds NaN or infinite"):
+        encode(tmp_path / "learnt", chunks=chunks, encoder=Odd())
+    assert not (tmp_path / "out.npy").exists()
+
+
+def test_numbers_whose_squares_are_infinite_keep_their_direction() -> None:
+    big = np.array([[3e30, 4e30], [0, 0]], dtype=np.float32)
+    np.testing.assert_allclose(normalise_rows(big), [[0.6, 0.8], [0, 0]], rtol=1e-6)
+
+
+def test_what_the_encoder_does_not_read_is_counted_also_after_a_kill(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    chunks = make_chunks([*["one two"] * 9, "one two three four five"])
+    encode(tmp_path / "learnt", chunks=chunks, encoder=Odd())
+    said = "1 of 10 passages are longer than the encoder reads: their ends, 8.7 % of all text"
+    assert said in caplog.text
+
+    log = tmp_path / "work" / "encoding" / "blocks.jsonl"
+    log.write_text(log.read_text().splitlines(keepends=True)[1])
+    caplog.clear()
+    encode(tmp_path / "learnt", chunks=chunks, encoder=Odd())
+    assert said in caplog.text
+
+
+def test_passages_that_an_encoder_reads_in_part_are_counted_in_its_own_tokens(
+    tmp_path: Path,
+) -> None:
+    encoder = encoder_config(write_bert(tmp_path), passage_prefix="passage: ", max_tokens=8).open(
+        tmp_path
+    )
+    # [CLS] passage : a comet on the river [SEP]
+    texts = ["a comet on the river", "a comet"]
+    assert encoder.count_unread(texts) == Unread(texts=1, length=9 + 6, unread=1)
+
+
+def test_a_query_whose_vector_is_not_finite_is_refused_and_named(tmp_path: Path) -> None:
+    np.save(tmp_path / "vectors.npy", np.eye(2, dtype=np.float32))
+    vectors = FlatIndex(open_vector_file(tmp_path / "vectors.npy"))
+    with pytest.raises(ArtifactError, match="the query 'a nan' holds NaN"):
+        DenseRetriever(Odd(), vectors).search(["comet", "a nan"], 1)

@@ -313,3 +313,38 @@ def test_a_lucene_index_of_another_corpus_is_refused(
     write_lucene(tmp_path / "lucene", documents)
     with pytest.raises(ArtifactError, match=words):
         import_lucene_index(tmp_path / "lucene", folder, tmp_path / "out")
+
+
+@pytest.mark.parametrize("factory", [None, "Flat", "HNSW8,Flat"])
+def test_a_vector_that_is_not_finite_is_refused_with_its_row(
+    folder: Path, config: IndexConfig, vectors_ND: Any, tmp_path: Path, factory: str | None
+) -> None:
+    odd_ND = vectors_ND.copy()
+    odd_ND[7, 3] = np.nan if factory != "Flat" else np.inf
+    source = tmp_path / ("e5.npy" if factory is None else "e5.index")
+    if factory is None:
+        np.save(source, odd_ND)
+    else:
+        written(odd_ND, source, factory)
+    with pytest.raises(ArtifactError, match=rf"row 7 of {source} holds NaN or infinite"):
+        imported(source, folder, config, tmp_path / "out")
+
+
+@pytest.mark.parametrize("factory", [None, "Flat"])
+def test_vectors_that_have_not_length_one_are_counted_and_named(
+    folder: Path,
+    config: IndexConfig,
+    vectors_ND: Any,
+    tmp_path: Path,
+    factory: str | None,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    long_ND = vectors_ND.copy()
+    long_ND[[5, 9]] *= 3
+    source = tmp_path / ("e5.npy" if factory is None else "e5.index")
+    if factory is None:
+        np.save(source, long_ND)
+    else:
+        written(long_ND, source, factory)
+    imported(source, folder, config, tmp_path / "out")
+    assert f"2 of {SIZE} vectors have not length 1 (3 in row 5, 3 in row 9)" in caplog.text

@@ -232,6 +232,7 @@ def _write_parts(
         problem = "is a folder; name one file in it" if chunks_path.is_dir() else "does not exist"
         raise ArtifactError(f"{chunks_path} {problem}; it should hold the passages to index.")
 
+    encoder_files = {} if config.encoder is None else config.encoder.files()
     before = chunks_path.stat()
     sha256 = sha256_file(chunks_path)
     if not write_rows(chunks_path, folder / manifest.ROWS_FOLDER):
@@ -266,6 +267,7 @@ def _write_parts(
         rows=len(chunks),
         config=config,
         dimension=dimension,
+        encoder_files=encoder_files,
         fusion_weights=weights,
         seed=seed,
         sizes_bytes=sizes_bytes,

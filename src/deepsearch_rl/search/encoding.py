@@ -8,9 +8,10 @@ are written, not mapped: a full disk is an error then instead of a bus error.
 """
 
 import contextlib
+import logging
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -31,9 +32,16 @@ from deepsearch_rl.core.files import (
 )
 from deepsearch_rl.core.progress import ProgressBar
 from deepsearch_rl.core.records import Chunk, Record
-from deepsearch_rl.search.encoders.encoder import EncoderConfig, Vectors
+from deepsearch_rl.search.encoders.encoder import (
+    EncoderConfig,
+    LimitedEncoder,
+    Unread,
+    Vectors,
+    require_finite,
+)
 from deepsearch_rl.search.flat_index import link_or_copy
 
+_LOG = logging.getLogger(__name__)
 JOB_FILE = "job.json"
 VECTORS_FILE = "vectors.npy"
 BLOCKS_FILE = "blocks.jsonl"
@@ -69,6 +77,7 @@ class FinishedBlock(Record):
     """A line of ``blocks.jsonl``: the vectors of this block are in the file."""
 
     block: int = Field(ge=0)
+    unread: Unread = Unread()
 
 
 def encode_to_file(job: EncodingJob, chunks_sha256: str, out: Path, work: Path) -> None:
@@ -76,32 +85,55 @@ def encode_to_file(job: EncodingJob, chunks_sha256: str, out: Path, work: Path) 
 
     A killed run continues in ``work``, which only this index uses, if ``chunks_sha256`` and all
     else are the same. It stays, so that a build that fails later need not encode again;
-    :func:`remove_work` removes it. Raises ArtifactError where the disk is full or ``work`` holds
-    damaged files.
+    :func:`remove_work` removes it. Passages that are longer than the encoder reads are counted in a
+    warning. Raises ArtifactError where the disk is full, ``work`` holds damaged files, or a vector is
+    not finite.
     """
     folder = _open_work(job, chunks_sha256, work)
     rows = len(job.chunks)
 
     # Opening it cuts off a line that a kill left unfinished
     with AppendLog(folder / BLOCKS_FILE) as log:
-        finished = {line.block for line in read_jsonl(folder / BLOCKS_FILE, FinishedBlock)}
+        unread = {
+            line.block: line.unread for line in read_jsonl(folder / BLOCKS_FILE, FinishedBlock)
+        }
         blocks = range(math.ceil(rows / job.config.block_rows))
-        missing = [block for block in blocks if block not in finished]
+        missing = [block for block in blocks if block not in unread]
         missing_rows = sum(len(job.rows(block)) for block in missing)
 
         if missing:
             encoder = job.encoder.open(job.folder)
             with ProgressBar("encode", missing_rows, "chunks") as bar:
                 for block in missing:
-                    texts = [job.chunks[row].contents for row in job.rows(block)]
-                    vectors_BD = encoder.encode(texts, "passage")
+                    chunks = [job.chunks[row] for row in job.rows(block)]
+                    texts = [chunk.contents for chunk in chunks]
                     start = job.rows(block).start
+                    vectors_BD = encoder.encode(texts, "passage")
+                    require_finite(vectors_BD, _passage_names(chunks, start))
+                    is_limited = isinstance(encoder, LimitedEncoder)
+                    unread[block] = encoder.count_unread(texts) if is_limited else Unread()
                     write_rows(folder / VECTORS_FILE, start, vectors_BD, rows, job.config.dtype)
-                    log.append(FinishedBlock(block=block))
+                    log.append(FinishedBlock(block=block, unread=unread[block]))
                     bar.advance(len(vectors_BD))
 
+    _warn_of_unread(sum(unread.values(), Unread()), rows)
     with atomic_file(out) as partial:
         link_or_copy(folder / VECTORS_FILE, partial)
+
+
+def _passage_names(chunks: Sequence[Chunk], start: int) -> Callable[[int], str]:
+    return lambda row: f"passage {chunks[row].id!r} (row {start + row})"
+
+
+def _warn_of_unread(unread: Unread, rows: int) -> None:
+    if unread.texts:
+        _LOG.warning(
+            "%d of %d passages are longer than the encoder reads: their ends, %.1f %% of all text, "
+            "are in no vector; cut shorter chunks (chunk.chunk_size), or raise the encoder's limit",
+            unread.texts,
+            rows,
+            100 * unread.unread / unread.length,
+        )
 
 
 def _open_work(job: EncodingJob, chunks_sha256: str, work: Path) -> Path:

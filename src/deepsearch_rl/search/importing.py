@@ -8,12 +8,14 @@ any other file                        FAISS's: flat, HNSW, IVF, product codes, w
 
 Row N of vectors is line N of the corpus. Nothing in a file of vectors says of which corpus it is,
 so that their number and dimension are compared, and where whole vectors are in the file, those of
-the first, middle and last line with what the encoder makes of these lines. A file is linked where
-the disk allows it, copied otherwise.
+the first, middle and last line with what the encoder makes of these lines. All of these vectors must
+be finite, and those that have not length 1 are counted. A file is linked where the disk allows it,
+copied otherwise.
 """
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,13 +24,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from deepsearch_rl.core.errors import ArtifactError, ConfigError
+from deepsearch_rl.core.progress import ProgressBar
 from deepsearch_rl.core.records import Chunk
 from deepsearch_rl.search import manifest
 from deepsearch_rl.search.bm25.lucene import LuceneConfig, import_lucene
-from deepsearch_rl.search.encoders.encoder import Encoder
+from deepsearch_rl.search.encoders.encoder import Encoder, Vectors, require_finite
 from deepsearch_rl.search.encoders.tfidf_svd import TfidfSvdConfig
 from deepsearch_rl.search.faiss_index import INDEX_FILE, FaissConfig, read_faiss
 from deepsearch_rl.search.flat_index import (
+    BLOCK_ROWS,
     VECTORS_FILE,
     FlatConfig,
     link_or_copy,
@@ -37,9 +41,13 @@ from deepsearch_rl.search.flat_index import (
 from deepsearch_rl.search.manifest import IndexConfig
 
 _LOG = logging.getLogger(__name__)
+# Rows that a warning names
+NAMED = 3
 # What rounding leaves between the vectors of one encoder; another encoder, prefix or line is far
 # below
 SAME_COSINE = 0.95
+# What rounding to float16 does to the length of a vector, and more
+LENGTH_ERROR = 0.01
 
 
 def is_lucene(source: Path) -> bool:
@@ -100,10 +108,13 @@ def write_imported(
     target = folder / manifest.DENSE_FOLDER
     target.mkdir()
     whole: Any
+    blocks: Iterator[tuple[int, Vectors]] = iter(())
 
     if config.vectors.kind == "flat":
-        whole = open_vector_file(source).vectors_ND
+        file = open_vector_file(source)
+        whole = file.vectors_ND
         rows, dimension = whole.shape
+        blocks = file.blocks()
         link_or_copy(source, target / VECTORS_FILE)
     else:
         index = read_faiss(source)
@@ -111,6 +122,7 @@ def write_imported(
         dimension = index.d
         # Product codes cannot be compared with what the encoder gives now
         whole = _WholeVectors(index) if _holds_vectors(index) else None
+        blocks = iter(()) if whole is None else whole.blocks()
         link_or_copy(source, target / INDEX_FILE)
 
     if rows != len(chunks):
@@ -122,7 +134,40 @@ def write_imported(
     assert config.encoder is not None
     encoder = config.encoder.open(folder / manifest.ENCODER_FOLDER)
     _require_encoder(source, dimension, whole, chunks, encoder)
+    _check_rows(source, rows, blocks)
     return dimension
+
+
+def _check_rows(source: Path, rows: int, blocks: Iterator[tuple[int, Vectors]]) -> None:
+    """Raise ArtifactError for a vector that is not finite; log how many have not length 1."""
+    other_lengths: dict[int, float] = {}
+    count = 0
+
+    with ProgressBar("check vectors", rows, "vectors") as bar:
+        for start, block_BD in blocks:
+            require_finite(block_BD, partial(_row_name, source, start))
+            lengths_B = np.linalg.norm(block_BD.astype(np.float64), axis=1)
+            # The vector of a blank passage is zero
+            other_B = np.flatnonzero((abs(lengths_B - 1) > LENGTH_ERROR) & (lengths_B > 0))
+            count += len(other_B)
+            for row in other_B[: NAMED - len(other_lengths)].tolist():
+                other_lengths[start + row] = lengths_B[row]
+            bar.advance(len(block_BD))
+
+    if count:
+        named = ", ".join(f"{length:.3g} in row {row}" for row, length in other_lengths.items())
+        _LOG.warning(
+            "%s: %d of %d vectors have not length 1 (%s), so that inner products are no cosines and long "
+            "vectors come first; normalise them if the encoder is meant for cosines",
+            source,
+            count,
+            rows,
+            named,
+        )
+
+
+def _row_name(source: Path, start: int, row: int) -> str:
+    return f"row {start + row} of {source}"
 
 
 class _WholeVectors:
@@ -134,6 +179,12 @@ class _WholeVectors:
     def __getitem__(self, rows: Sequence[int]) -> NDArray[np.float32]:
         vectors = [self._index.reconstruct(row) for row in rows]  # pyright: ignore[reportCallIssue]
         return np.stack(vectors)
+
+    def blocks(self) -> Iterator[tuple[int, NDArray[np.float32]]]:
+        """Yield the first row and the vectors of every block, in order."""
+        for start in range(0, self._index.ntotal, BLOCK_ROWS):
+            rows = min(BLOCK_ROWS, self._index.ntotal - start)
+            yield start, self._index.reconstruct_n(start, rows)  # pyright: ignore[reportCallIssue]
 
 
 def _holds_vectors(index: faiss.Index) -> bool:

@@ -81,6 +81,8 @@ class IndexManifest(Record):
     # Of the vectors, which can be lower than configured where the corpus is small; null: none
     dimension: int | None
     metric: Literal["inner_product"] = "inner_product"
+    # SHA-256 of the local files that decide the encoder's vectors; null: not known
+    encoder_files: dict[str, str] | None = None
     # Learnt from training questions; null where nothing was learnt
     fusion_weights: FusionWeights | None
     seed: int

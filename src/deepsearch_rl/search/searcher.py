@@ -13,7 +13,7 @@ from deepsearch_rl.core.files import sha256_file
 from deepsearch_rl.core.own_code import is_own
 from deepsearch_rl.core.records import Chunk
 from deepsearch_rl.search import manifest
-from deepsearch_rl.search.encoders.encoder import Encoder
+from deepsearch_rl.search.encoders.encoder import Encoder, require_finite
 from deepsearch_rl.search.encoders.sentence_transformers import SentenceTransformersConfig
 from deepsearch_rl.search.hybrid import FEATURES, CandidateFinder, HybridRetriever
 from deepsearch_rl.search.manifest import IndexConfig, IndexManifest, read_manifest
@@ -106,7 +106,8 @@ class DenseRetriever:
         """Rank rows by inner product; a query in which the encoder sees nothing finds nothing.
 
         Raises:
-            ArtifactError: the encoder's vectors have another dimension than the index's.
+            ArtifactError: the encoder's vectors have another dimension than the index's, or one is
+                not finite.
         """
         if not queries:
             return []
@@ -119,6 +120,7 @@ class DenseRetriever:
                 "again with this one."
             )
 
+        require_finite(queries_QD, lambda query: f"the query {queries[query]!r}")
         return self.vectors.nearest(queries_QD, top_k, allowed_N)
 
 
@@ -136,7 +138,7 @@ def open_index(
 
     Raises:
         ArtifactError: the index is missing or incomplete, of another format, or was built from
-            another chunk file.
+            another chunk file, or by an encoder whose files changed since.
         ConfigError: it was built without a half that the retriever needs, or the user's own
             retriever cannot be loaded.
         UnknownNameError: there is no such retriever.
@@ -167,11 +169,29 @@ def open_index(
         ranked_by = OwnRetriever(name, chunks, index_dir)
     else:
         config = built.config
+        if "dense" in _halves_of(ranking_of(config, built.fusion_weights, name)):
+            _require_same_encoder(built, index_dir)
         if threads is not None and isinstance(config.encoder, SentenceTransformersConfig):
             encoder = config.encoder.model_copy(update={"threads": threads})
             config = config.model_copy(update={"encoder": encoder})
         ranked_by = open_retriever(index_dir, config, built.fusion_weights, name)
     return Searcher(ranked_by, chunks, RowTable.open(rows_folder))
+
+
+def _require_same_encoder(built: IndexManifest, index_dir: Path) -> None:
+    """Raise ArtifactError where files that decide the encoder's vectors changed since the index was built."""
+    if built.config.encoder is None or built.encoder_files is None:
+        return
+
+    # Without any, the encoder itself says that its folder is missing
+    now = built.config.encoder.files()
+    changed = sorted({name for name, _ in built.encoder_files.items() ^ now.items()})
+    if now and changed:
+        raise ArtifactError(
+            f"the encoder of the index in {index_dir} changed since the index was built "
+            f"({', '.join(changed)}), so that queries would be encoded otherwise than the "
+            "passages were; restore its files, or build the index again."
+        )
 
 
 def open_retriever(

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from deepsearch_rl.core.errors import ConfigError, EndpointError
+from deepsearch_rl.search.encoders.encoder import Unread
 from deepsearch_rl.search.encoders.remote import RemoteEncoder
 from deepsearch_rl.search.encoders.remote import RemoteEncoderConfig as RemoteConfig
 from tests.search_servers import in_thread
@@ -127,6 +128,13 @@ def test_blank_texts_are_zero_and_not_sent_and_long_ones_are_cut(server: Server)
     assert server.requests[0][2] == ["query: abc"]
     assert encoder(server).encode([], "query").shape == (0, 3)
     assert len(server.requests) == 1
+
+
+def test_characters_behind_max_characters_are_counted(server: Server) -> None:
+    passages = ["abcdef", "abcdefghij"]
+    limited = encoder(server, max_characters=10, passage_prefix="p: ")
+    assert limited.count_unread(passages) == Unread(texts=1, length=9 + 13, unread=3)
+    assert encoder(server).count_unread(passages) == Unread()
 
 
 @pytest.mark.parametrize("status", [429, 500, 503])

@@ -226,3 +226,44 @@ def test_half_precision_on_a_gpu_is_close_to_full_precision(bert_folder: Path, d
         encoder_config(bert_folder, device="cuda", dtype=dtype)
     ).encode(TEXTS, "query")
     assert (exact_ND * half_ND).sum(1) == pytest.approx(np.ones(len(TEXTS)), abs=1e-2)
+
+
+@pytest.mark.parametrize(
+    ("query", "passage"),
+    [
+        ("query", "document"),
+        ("s2p_query", "s2p_passage"),
+        ("retrieval.query", "retrieval.passage"),
+        ("search_query", "search_document"),
+        ("Retrieval-query", "Retrieval-document"),
+    ],
+)
+def test_the_prompt_of_queries_is_found_under_the_names_of_published_folders(
+    tmp_path: Path, query: str, passage: str
+) -> None:
+    prompts = {"prompts": {"classification": "city ", query: "query: ", passage: ""}}
+    root = write_sentence_bert(tmp_path, config_sentence_transformers=prompts)
+    encoder = SentenceTransformersEncoder(encoder_config(root, **SILENT))
+    plain = SentenceTransformersEncoder(
+        encoder_config(root, **{**SILENT, "query_prefix": "", "passage_prefix": ""})
+    )
+    np.testing.assert_allclose(
+        encoder.encode(["comet"], "query"), plain.encode(["query: comet"], "query"), atol=1e-6
+    )
+    np.testing.assert_allclose(
+        encoder.encode(["comet"], "passage"), plain.encode(["comet"], "passage"), atol=1e-6
+    )
+
+
+def test_prompts_of_which_none_is_known_as_that_of_queries_are_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    prompts = {"prompts": {"s2s": "river ", "classification": "city "}}
+    root = write_sentence_bert(tmp_path, config_sentence_transformers=prompts)
+    SentenceTransformersEncoder(encoder_config(root, **SILENT))
+    assert "queries get no prompt" in caplog.text
+    assert "classification, s2s" in caplog.text
+
+    caplog.clear()
+    SentenceTransformersEncoder(encoder_config(root, **{**SILENT, "query_prefix": ""}))
+    assert caplog.text == ""

@@ -7,14 +7,15 @@ except for the rounding of floats.
 """
 
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Literal, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import Field
 
-from deepsearch_rl.core.errors import UnavailableError
+from deepsearch_rl.core.errors import ArtifactError, UnavailableError
 from deepsearch_rl.core.records import Chunk, Record
 
 Kind = Literal["query", "passage"]
@@ -34,6 +35,39 @@ class Encoder(Protocol):
         ...
 
 
+class Unread(Record):
+    """What an encoder does not read of passages that are too long for it, in what it counts."""
+
+    texts: int = Field(default=0, ge=0, description="passages whose end is not read")
+    length: int = Field(
+        default=0, ge=0, description="of all passages with their prefixes, in tokens or characters"
+    )
+    unread: int = Field(default=0, ge=0, description="part of this length")
+
+    @classmethod
+    def of(cls, lengths: Iterable[int], limit: int) -> "Unread":
+        """Return what lies behind a limit in texts of these lengths."""
+        known = list(lengths)
+        unread = [length - limit for length in known if length > limit]
+        return cls(texts=len(unread), length=sum(known), unread=sum(unread))
+
+    def __add__(self, other: "Unread") -> "Unread":
+        return Unread(
+            texts=self.texts + other.texts,
+            length=self.length + other.length,
+            unread=self.unread + other.unread,
+        )
+
+
+@runtime_checkable
+class LimitedEncoder(Protocol):
+    """An encoder that reads the beginning of a long text alone."""
+
+    def count_unread(self, passages: Sequence[str]) -> Unread:
+        """Return how much of the passages :meth:`Encoder.encode` does not read."""
+        ...
+
+
 class EncoderConfig(Record):
     """What params say of an encoder."""
 
@@ -44,9 +78,13 @@ class EncoderConfig(Record):
     def open(self, folder: Path) -> Encoder:
         """Open the encoder; ``folder`` is what :meth:`prepare` wrote."""
 
-    def state(self) -> dict[str, object]:
-        """Return what decides the vectors beside these fields and what was learnt, such as the weights' digest."""
+    def files(self) -> dict[str, str]:
+        """Return the SHA-256 of the local files, by name, that decide the vectors beside these fields."""
         return {}
+
+    def state(self) -> dict[str, object]:
+        """Return what decides the vectors beside these fields and what was learnt."""
+        return {"files": self.files()}
 
 
 def encode_readable(
@@ -69,9 +107,23 @@ def _without_lone_surrogates(text: str) -> str:
 
 
 def normalise_rows(vectors_ND: Vectors) -> Vectors:
-    """Scale every row to length 1; zero rows stay zero."""
-    norms_N1 = np.linalg.norm(vectors_ND, axis=1, keepdims=True)
-    return np.ascontiguousarray(vectors_ND / np.where(norms_N1 > 0, norms_N1, 1), dtype=np.float32)
+    """Scale every row to length 1; zero rows stay zero, one with NaN or an infinite number becomes NaN."""
+    # Squares of float32 may be infinite
+    norms_N1 = np.linalg.norm(vectors_ND.astype(np.float64), axis=1, keepdims=True)
+    with np.errstate(invalid="ignore"):
+        unit_ND = vectors_ND / np.where(norms_N1 == 0, 1, norms_N1)
+    return np.ascontiguousarray(unit_ND, dtype=np.float32)
+
+
+def require_finite(vectors_ND: Vectors, name: Callable[[int], str]) -> None:
+    """Raise ArtifactError with the ``name`` of the first row that holds NaN or an infinite number."""
+    finite_N = np.isfinite(vectors_ND).all(axis=1)
+    if not finite_N.all():
+        row = int(finite_N.argmin())
+        raise ArtifactError(
+            f"the vector of {name(row)} holds NaN or infinite numbers, which compare with nothing; "
+            "encode it with dtype float32, or look for what is odd in the text or the weights."
+        )
 
 
 def first_line(error: Exception) -> str:

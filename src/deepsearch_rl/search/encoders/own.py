@@ -27,9 +27,10 @@ class OwnEncoderConfig(EncoderConfig):
         """See :class:`OwnEncoder`."""
         return OwnEncoder(self)
 
-    def state(self) -> dict[str, object]:
+    def files(self) -> dict[str, str]:
         """Return the digest of the user's file."""
-        return {"code": sha256_file(own_path(self.code))}
+        path = own_path(self.code)
+        return {self.code: sha256_file(path)} if path.is_file() else {}
 
 
 class OwnEncoder:

@@ -27,7 +27,13 @@ from deepsearch_rl.core.rate_limits import rate_limits
 from deepsearch_rl.core.records import NonEmpty
 from deepsearch_rl.core.redaction import public_address, read_key, redact
 from deepsearch_rl.core.retries import no_capacity, wait_for_capacity
-from deepsearch_rl.search.encoders.encoder import EncoderConfig, Kind, Vectors, encode_readable
+from deepsearch_rl.search.encoders.encoder import (
+    EncoderConfig,
+    Kind,
+    Unread,
+    Vectors,
+    encode_readable,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -129,6 +135,13 @@ class RemoteEncoder:
         return encode_readable(
             texts, self.dimension, lambda readable: self._request_all(readable, kind)
         )
+
+    def count_unread(self, passages: Sequence[str]) -> Unread:
+        """Return how many characters of the passages lie behind ``max_characters``."""
+        limit = self._config.max_characters
+        if limit is None:
+            return Unread()
+        return Unread.of((len(self._config.passage_prefix + text) for text in passages), limit)
 
     def _request_all(self, texts: list[str], kind: Kind) -> Vectors:
         config = self._config

@@ -5,6 +5,7 @@ too few for queries. Here texts of like lengths share a forward pass of a fixed 
 on a CPU the passes run side by side (:mod:`.batches`).
 """
 
+import logging
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,7 +15,7 @@ import numpy as np
 from pydantic import AfterValidator, Field, model_validator
 
 from deepsearch_rl.core.errors import ArtifactError, UnavailableError
-from deepsearch_rl.core.files import file_digests, sha256_json
+from deepsearch_rl.core.files import sha256_file
 from deepsearch_rl.core.hardware import usable_cores
 from deepsearch_rl.core.records import NonEmpty
 from deepsearch_rl.search import Device
@@ -22,16 +23,22 @@ from deepsearch_rl.search.encoders.batches import ParallelBatches, one_ahead
 from deepsearch_rl.search.encoders.encoder import (
     EncoderConfig,
     Kind,
+    Unread,
     Vectors,
     encode_readable,
     first_line,
     require_device,
 )
 
+_LOG = logging.getLogger(__name__)
 _COMMIT = re.compile(r"[0-9a-f]{7,40}")
 
 # Downloaded from a hub: one format of the weights, and what describes them
 HUB_FILES = ("*.safetensors", "*.json", "*.txt", "*.model")
+# What decides the vectors of a local folder
+LOCAL_FILES = (*HUB_FILES, "*.bin")
+# A file of a few lines that git leaves where a large one should be
+LFS_POINTER = b"version https://git-lfs"
 
 # Texts that are tokenized at once: their tokens are padded to the longest of them
 TOKENIZED_TEXTS = 1024
@@ -45,10 +52,17 @@ BATCH_TOKENS = {"cpu": 512, "cuda": 65_536}
 # beside a pass: there are as few passes as the budget allows.
 PASS_TOKENS = {"cpu": 20, "cuda": 65_536}
 
-# What published folders call the prompt of each side
+# What published folders call the prompt of each side, in small letters, with _ for any sign
 PROMPT_NAMES: dict[Kind, tuple[str, ...]] = {
-    "query": ("query",),
-    "passage": ("document", "passage", "corpus"),
+    "query": ("query", "retrieval_query", "search_query", "s2p_query", "web_search_query"),
+    "passage": (
+        "document",
+        "passage",
+        "corpus",
+        "retrieval_document",
+        "retrieval_passage",
+        "search_document",
+    ),
 }
 
 
@@ -110,12 +124,18 @@ class SentenceTransformersConfig(EncoderConfig):
         """See :class:`SentenceTransformersEncoder`."""
         return SentenceTransformersEncoder(self)
 
+    def files(self) -> dict[str, str]:
+        """Return the digests of a local folder's weights and settings; a commit names those of a hub."""
+        if self.revision is not None:
+            return {}
+        folder = Path(self.model)
+        return {
+            path.relative_to(folder).as_posix(): sha256_file(path) for path in _parts_of(folder)
+        }
+
     def state(self) -> dict[str, object]:
-        """Return the digest of a local folder's weights, and the threads: they decide the last bits."""
-        weights = None
-        if self.revision is None:
-            weights = sha256_json(file_digests(Path(self.model)))
-        return {"weights": weights, "threads": self.used_threads}
+        """Return the digests, and the threads: they decide the last bits."""
+        return {**super().state(), "threads": self.used_threads}
 
 
 class SentenceTransformersEncoder:
@@ -125,7 +145,9 @@ class SentenceTransformersEncoder:
         """Load the model and set the process's torch threads to one.
 
         Raises:
-            ArtifactError: there is no such folder, or it holds no encoder.
+            ArtifactError: there is no such folder, or it holds no encoder that gives the same vectors
+                every time: a file is damaged or a Git LFS pointer, weights are missing, or queries
+                and passages have encoders of their own (Router).
             UnavailableError: there is no such device, or the revision is not in the hub's cache and
                 the hub cannot be reached.
         """
@@ -135,23 +157,27 @@ class SentenceTransformersEncoder:
 
         require_device(config.device, f"the encoder {config.model}", "index.encoder.device")
         torch.set_num_threads(1)
-        path = str(_model_folder(config))
+        folder = _model_folder(config)
+        path = str(folder)
+        _require_no_pointers(folder)
         options: dict[str, Any] = {"model_kwargs": {"dtype": getattr(torch, config.dtype)}}
 
         try:
             if config.pooling is None:
-                model = SentenceTransformer(
-                    path, device=config.device, local_files_only=True, **options
-                )
+                model = SentenceTransformer(path, device="cpu", local_files_only=True, **options)
             else:
                 transformer = Transformer(path, **options)
                 pooling = Pooling(transformer.get_embedding_dimension(), config.pooling)
-                model = SentenceTransformer(modules=[transformer, pooling], device=config.device)
-        except (OSError, ValueError, TypeError) as error:
+                model = SentenceTransformer(modules=[transformer, pooling], device="cpu")
+        except Exception as error:
+            # Every library below has errors of its own for damaged files
             raise ArtifactError(
                 f"{path} holds no encoder that can be loaded: {first_line(error)}"
             ) from error
 
+        # On the CPU still: a parameter that moves forgets where it came from
+        _require_whole(model, path)
+        model.to(config.device)
         model.eval()
         if config.max_tokens is not None:
             model.max_seq_length = config.max_tokens
@@ -174,6 +200,16 @@ class SentenceTransformersEncoder:
         return encode_readable(
             texts, self.dimension, lambda readable: self._embed_texts(readable, kind)
         )
+
+    def count_unread(self, passages: Sequence[str]) -> Unread:
+        """Return how many tokens of the passages lie behind the encoder's limit."""
+        limit = self._model.max_seq_length
+        if not self._has_masks or limit is None:
+            return Unread()
+
+        prompt = self._prefixes["passage"]
+        rows = self._model.tokenizer([prompt + text for text in passages], verbose=False).input_ids
+        return Unread.of(map(len, rows), int(limit))
 
     def _embed_texts(self, texts: list[str], kind: Kind) -> Vectors:
         """Embed the longest texts first, so that those that are tokenized together have like lengths.
@@ -241,16 +277,78 @@ def _model_folder(config: SentenceTransformersConfig) -> Path:
         ) from error
 
 
+def _parts_of(folder: Path) -> list[Path]:
+    """Return the weights and settings in a folder, hidden folders left out."""
+    paths = (path for pattern in LOCAL_FILES for path in folder.rglob(pattern))
+    return sorted(
+        path
+        for path in paths
+        if path.is_file()
+        and not any(part.startswith(".") for part in path.relative_to(folder).parts)
+    )
+
+
+def _require_no_pointers(folder: Path) -> None:
+    for path in _parts_of(folder):
+        with path.open("rb") as file:
+            if file.read(len(LFS_POINTER)) == LFS_POINTER:
+                raise ArtifactError(
+                    f"{path} is a Git LFS pointer in place of the file: run `git lfs pull` in its repository, or "
+                    "download the folder again."
+                )
+
+
+def _require_whole(model: Any, path: str) -> None:
+    """Raise ArtifactError where weights are random, or a side of the search has an encoder of its own."""
+    from sentence_transformers.base.modules import Router  # noqa: PLC0415 - as above
+    from transformers import PreTrainedModel  # noqa: PLC0415
+
+    for module in model.modules():
+        if isinstance(module, Router):
+            raise ArtifactError(
+                f"{path} routes queries and passages to encoders of their own (Router), which is not supported: "
+                "name a folder with one encoder for both."
+            )
+        if not isinstance(module, PreTrainedModel):
+            continue
+
+        # transformers marks what it loaded. No pooling here reads a pooler, which many folders lack;
+        # adapters are loaded by peft
+        missing = [
+            name
+            for name, parameter in module.named_parameters()
+            if not getattr(parameter, "_is_hf_initialized", False)
+            and "pooler." not in name
+            and "lora_" not in name
+        ]
+        if missing:
+            raise ArtifactError(
+                f"{path} has no weights for {len(missing)} parameters of its {type(module).__name__} "
+                f"({missing[0]}, ...), so that they would be random: the names in its checkpoint do not match "
+                "its config.json. Convert or download the folder again."
+            )
+
+
 def _prefix(model: Any, kind: Kind, configured: str | None) -> str:
     """Return what stands before every text of a side: as params say, else as the folder does."""
     if configured is not None:
         return configured
 
-    # An empty prompt is one, too: it keeps the default away from this side.
-    for name in (*PROMPT_NAMES[kind], model.default_prompt_name):
-        if name in model.prompts:
-            return model.prompts[name]
+    # sentence-transformers adds an empty prompt for a query and a document that have none
+    prompts = {
+        re.sub(r"\W", "_", name.lower()): prompt for name, prompt in model.prompts.items() if prompt
+    }
+    for name in PROMPT_NAMES[kind]:
+        if name in prompts:
+            return prompts[name]
 
+    others = prompts.keys() - PROMPT_NAMES["passage"]
+    if kind == "query" and others:
+        _LOG.warning(
+            "queries get no prompt: none of the encoder's (%s) is known as one of queries; name the text in "
+            "index.encoder.query_prefix",
+            ", ".join(sorted(others)),
+        )
     return ""
 
 
