@@ -1,5 +1,5 @@
+from deepsearch_rl.search.dates import MAX_DATES
 from deepsearch_rl.search.question_parts import (
-    MAX_DATES,
     MAX_PARTS,
     MAX_SOURCES,
     SourceNames,
