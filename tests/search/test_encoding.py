@@ -274,7 +274,7 @@ def test_what_the_encoder_does_not_read_is_counted_also_after_a_kill(
 ) -> None:
     chunks = make_chunks([*["one two"] * 9, "one two three four five"])
     encode(tmp_path / "learnt", chunks=chunks, encoder=Odd())
-    said = "1 of 10 passages are longer than the encoder reads: their ends, 8.7 % of all text"
+    said = "1 of 10 passages are longer than the encoder reads: their ends, 40.0 % of their text"
     assert said in caplog.text
 
     log = tmp_path / "work" / "encoding" / "blocks.jsonl"
@@ -292,7 +292,7 @@ def test_passages_that_an_encoder_reads_in_part_are_counted_in_its_own_tokens(
     )
     # [CLS] passage : a comet on the river [SEP]
     texts = ["a comet on the river", "a comet"]
-    assert encoder.count_unread(texts) == Unread(texts=1, length=9 + 6, unread=1)
+    assert encoder.count_unread(texts) == Unread(texts=1, length=9, unread=1)
 
 
 def test_a_query_whose_vector_is_not_finite_is_refused_and_named(tmp_path: Path) -> None:

@@ -234,17 +234,8 @@ class QuestionRow(Row, Generic[DetailsT]):
             )
         if is_missing(values.get("question")) and "prompt" in values:
             values = _from_training_row(values)
-        if not is_missing(values.get("golden_answers")):
-            return values
-
-        if not is_missing(values.get("answer")):
-            answers = [*_listed(values["answer"]), *_listed(values.get("answer_aliases"))]
-            # Other values may not be hashable; the field's own check reports them
-            if _all_text(answers):
-                answers = list(dict.fromkeys(answers))
-            values = _without(values, ("answer", "answer_aliases")) | {"golden_answers": answers}
-
-        values = _with_target(values) if "reward_model" in values else values
+        if is_missing(values.get("golden_answers")):
+            values = _with_golden_answers(values)
         return _with_gold_titles(values)
 
     def record(self, details: QuestionMetadata | None = None) -> Question:
@@ -256,6 +247,18 @@ class QuestionRow(Row, Generic[DetailsT]):
             golden_answers=self.golden_answers,
             metadata=metadata,
         )
+
+
+def _with_golden_answers(values: Values) -> Values:
+    """Return a question with what `answer`, its aliases or a reward's target name as golden answers."""
+    if is_missing(values.get("answer")):
+        return _with_target(values) if "reward_model" in values else values
+
+    answers = [*_listed(values["answer"]), *_listed(values.get("answer_aliases"))]
+    # Other values may not be hashable; the field's own check reports them
+    if _all_text(answers):
+        answers = list(dict.fromkeys(answers))
+    return _without(values, ("answer", "answer_aliases")) | {"golden_answers": answers}
 
 
 def _with_gold_titles(values: Values) -> Values:

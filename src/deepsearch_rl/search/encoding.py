@@ -128,7 +128,7 @@ def _passage_names(chunks: Sequence[Chunk], start: int) -> Callable[[int], str]:
 def _warn_of_unread(unread: Unread, rows: int) -> None:
     if unread.texts:
         _LOG.warning(
-            "%d of %d passages are longer than the encoder reads: their ends, %.1f %% of all text, "
+            "%d of %d passages are longer than the encoder reads: their ends, %.1f %% of their text, "
             "are in no vector; cut shorter chunks (chunk.chunk_size), or raise the encoder's limit",
             unread.texts,
             rows,

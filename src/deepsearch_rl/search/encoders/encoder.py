@@ -40,16 +40,15 @@ class Unread(Record):
 
     texts: int = Field(default=0, ge=0, description="passages whose end is not read")
     length: int = Field(
-        default=0, ge=0, description="of all passages with their prefixes, in tokens or characters"
+        default=0, ge=0, description="of these with their prefixes, in tokens or characters"
     )
     unread: int = Field(default=0, ge=0, description="part of this length")
 
     @classmethod
     def of(cls, lengths: Iterable[int], limit: int) -> "Unread":
         """Return what lies behind a limit in texts of these lengths."""
-        known = list(lengths)
-        unread = [length - limit for length in known if length > limit]
-        return cls(texts=len(unread), length=sum(known), unread=sum(unread))
+        long = [length for length in lengths if length > limit]
+        return cls(texts=len(long), length=sum(long), unread=sum(long) - limit * len(long))
 
     def __add__(self, other: "Unread") -> "Unread":
         return Unread(

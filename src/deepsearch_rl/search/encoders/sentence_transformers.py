@@ -202,13 +202,17 @@ class SentenceTransformersEncoder:
         )
 
     def count_unread(self, passages: Sequence[str]) -> Unread:
-        """Return how many tokens of the passages lie behind the encoder's limit."""
+        """Return how many tokens of the passages lie behind the encoder's limit.
+
+        Texts of less than two bytes a token are taken to fit, and are not tokenized a second time.
+        """
         limit = self._model.max_seq_length
         if not self._has_masks or limit is None:
             return Unread()
 
         prompt = self._prefixes["passage"]
-        rows = self._model.tokenizer([prompt + text for text in passages], verbose=False).input_ids
+        texts = [prompt + text for text in passages if _bytes(text) >= 2 * limit]
+        rows = self._model.tokenizer(texts, verbose=False).input_ids if texts else []
         return Unread.of(map(len, rows), int(limit))
 
     def _embed_texts(self, texts: list[str], kind: Kind) -> Vectors:
@@ -275,6 +279,10 @@ def _model_folder(config: SentenceTransformersConfig) -> Path:
             f"the encoder {config.model} at {config.revision} is not in the hub's cache and cannot be downloaded: "
             f"{first_line(error)}"
         ) from error
+
+
+def _bytes(text: str) -> int:
+    return len(text.encode("utf-8", "replace"))
 
 
 def _parts_of(folder: Path) -> list[Path]:
