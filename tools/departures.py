@@ -7,7 +7,7 @@
 
 import json
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from pydantic import Field, JsonValue
@@ -31,8 +31,8 @@ class Value(Record):
 
     path: NonEmpty = Field(description="dotted name of the field; a number is a position in a list")
     published: JsonValue
-    also: str = Field(
-        default="", description="further options of `dvc exp run` without which it is refused"
+    also: tuple[str, ...] = Field(
+        default=(), description="further changes of params without which it is refused"
     )
     reason: NonEmpty | None = Field(default=None, description="why the profile has another value")
 
@@ -43,8 +43,8 @@ class Behaviour(Record):
     setting: NonEmpty
     published: NonEmpty
     ours: NonEmpty = Field(description="what happens here")
-    override: NonEmpty | None = Field(
-        description="options of `dvc exp run` for the published behaviour, if any"
+    override: tuple[str, ...] = Field(
+        description="changes of params for the published behaviour, if any"
     )
     reason: NonEmpty | None = Field(description="why; null where this is no departure")
 
@@ -83,7 +83,7 @@ def departures(published: Published, params: Mapping[str, Any]) -> Iterator[Depa
     for each in published.settings:
         if isinstance(each, Behaviour):
             if each.reason:
-                override = f"`{each.override}`" if each.override else "-"
+                override = _options(each.override)
                 yield Departure(each.setting, each.published, each.ours, each.reason, override)
 
             continue
@@ -96,11 +96,9 @@ def departures(published: Published, params: Mapping[str, Any]) -> Iterator[Depa
                     f"published.yaml gives no reason why {each.path} is {ours} and not {each.published}."
                 )
 
-            changes = overrides(each.path, each.published, ours)
-            options = " ".join(f"-S '{change}'" for change in changes)
-            override = f"{options} {each.also}".rstrip()
+            override = _options([*overrides(each.path, each.published, ours), *each.also])
             yield Departure(
-                f"`{each.path}`", _shown(each.published), _shown(ours), each.reason, f"`{override}`"
+                f"`{each.path}`", _shown(each.published), _shown(ours), each.reason, override
             )
 
 
@@ -118,21 +116,28 @@ def value_at(params: Mapping[str, Any], path: str) -> Any:
 
 
 def overrides(path: str, published: JsonValue, ours: JsonValue) -> Iterator[str]:
-    """Yield the options ``-S`` of `dvc exp run` that turn one value into another; mappings are changed key by key."""
+    """Yield the changes of params that turn one value into another; mappings are changed key by key."""
     if not (isinstance(published, dict) and isinstance(ours, dict)):
-        yield f"{path}={_option(published)}"
+        yield f"{path}={_text(published)}"
         return
 
     for key in sorted(ours.keys() - published.keys()):
         yield f"~{path}.{key}"
     for key, value in published.items():
         if key not in ours:
-            yield f"+{path}.{key}={_option(value)}"
+            yield f"+{path}.{key}={_text(value)}"
         elif value != ours[key]:
             yield from overrides(f"{path}.{key}", value, ours[key])
 
 
-def _option(value: JsonValue) -> str:
+def _options(changes: Sequence[str]) -> str:
+    # Without the file's name DVC changes the params.yaml of the project's root
+    file = (PROFILE / PARAMS).relative_to(ROOT)
+    options = " ".join(f"-S '{file}:{change}'" for change in changes)
+    return f"`{options}`" if options else "-"
+
+
+def _text(value: JsonValue) -> str:
     # Hydra splits a bare text at a comma
     is_bare = isinstance(value, str) and not set(value) & set(",=")
     return str(value) if is_bare else json.dumps(value)

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import yaml
+from dvc.utils.cli_parse import to_path_overrides
 from dvc.utils.hydra import apply_overrides
 
 from deepsearch_rl.core.errors import ConfigError
@@ -47,8 +48,12 @@ def test_another_value_without_a_reason_is_refused(
         list(departures(published, params))
 
 
-def options(departure: Departure) -> list[str]:
-    return [word for word in shlex.split(departure.override.strip("`")) if word not in ("-S", "-")]
+def changes(departure: Departure) -> list[str]:
+    """What the options of a departure change in the gpu profile's params.yaml, and nowhere else."""
+    words = shlex.split(departure.override.strip("`"))
+    by_file = to_path_overrides(word for word in words if word not in ("-S", "-"))
+    assert by_file.keys() <= {"profiles/gpu/params.yaml"}
+    return [change for each in by_file.values() for change in each]
 
 
 @pytest.mark.slow
@@ -65,7 +70,7 @@ def test_the_options_of_a_departure_give_the_published_value(
     for value in departed:
         changed = tmp_path / "params.yaml"
         changed.write_text((PROFILE / "params.yaml").read_text())
-        apply_overrides(str(changed), options(listed[f"`{value.path}`"]))
+        apply_overrides(str(changed), changes(listed[f"`{value.path}`"]))
         values = load_profile(changed)
         assert value_at(values.values, value.path) == value.published
         rl, _ = values.section("rl", RlConfig), values.section("index", IndexSection)
@@ -80,11 +85,11 @@ def test_the_options_of_a_behaviour_name_fields_that_exist(
     published: Published, params: dict[str, Any]
 ) -> None:
     named = [
-        option
+        change
         for row in departures(published, params)
         if row.setting[0] != "`"
-        for option in options(row)
+        for change in changes(row)
     ]
     assert named
-    for option in named:
-        value_at(params, option.partition("=")[0])
+    for change in named:
+        value_at(params, change.partition("=")[0])
