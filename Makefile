@@ -49,6 +49,7 @@ flow: environment  ##run the graph as a Prefect flow run: a task per stage
 # Round n samples from the model of round n - 1, which is kept as models/PROFILE/rft/<n - 1>; FROM is round 0's model.
 rft: environment  ##run ROUNDS (2) of rejection sampling from the model FROM (base): SFT on its own right answers, then on the new model's
 	@test -d models/$(PROFILE)/$(FROM) || { echo "error: models/$(PROFILE)/$(FROM) does not exist yet; run make repro PROFILE=$(PROFILE) up to it first." >&2; exit 1; }
+	@git -c user.useConfigOnly=true var GIT_COMMITTER_IDENT >/dev/null 2>&1 || { echo "error: DVC keeps every round as an experiment, a commit that needs a name: git config user.name NAME && git config user.email EMAIL" >&2; exit 1; }
 	@test -d models/$(PROFILE)/rft/0 || { mkdir -p models/$(PROFILE)/rft && cp -r models/$(PROFILE)/$(FROM) models/$(PROFILE)/rft/0; }
 	@for round in $$(seq $(ROUNDS)); do \
 	  $(BIN)/dvc exp run $(GRAPH):merge $(addprefix -S $(PARAMS):,$(SET)) -S $(PARAMS):synthesize.teacher=models/$(PROFILE)/rft/$$((round - 1)) || exit 1; \

@@ -23,3 +23,26 @@ def test_the_first_environment_of_a_gpu_profile_is_built_by_the_projects_own_uv(
     )
     assert (run.returncode, run.stderr) == (0, "")
     assert "pip sync --python .venvs/verl/bin/python" in run.stdout
+
+
+def test_rejection_sampling_asks_for_gits_identity_before_the_first_round(tmp_path: Path) -> None:
+    (tmp_path / "Makefile").write_bytes((ROOT / "Makefile").read_bytes())
+    (tmp_path / "models/tiny/base").mkdir(parents=True)
+    (tmp_path / "dvc").symlink_to("/bin/echo")
+    command = ["make", "--silent", "rft", "ROUNDS=1", "PYTHON=/bin/true", f"BIN={tmp_path}"]
+    environment = {"PATH": "/usr/bin:/bin", "HOME": str(tmp_path), "GIT_CONFIG_NOSYSTEM": "1"}
+
+    def run(**identity: str) -> "subprocess.CompletedProcess[str]":
+        return subprocess.run(
+            command,
+            cwd=tmp_path,
+            env=environment | identity,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+
+    refused = run()
+    assert "git config user.name NAME" in refused.stderr
+    assert "exp run" not in refused.stdout
+    assert "exp run" in run(GIT_COMMITTER_NAME="a", GIT_COMMITTER_EMAIL="a@b.c").stdout

@@ -38,6 +38,11 @@ STAMP = ENVIRONMENT / ".installed"
 # As requires-python of pyproject.toml
 PYTHONS = ">=3.11,<3.13"
 ALL_PARTS = "--all-extras"
+# A user's choices of another place, such as a virtual environment that happens to be active
+ELSEWHERE = {
+    *("VIRTUAL_ENV", "UV_PROJECT_ENVIRONMENT", "UV_SYSTEM_PYTHON", "UV_PYTHON", "UV_NO_EDITABLE"),
+    *("PIP_USER", "PIP_TARGET", "PIP_PREFIX", "PIP_ROOT", "PIP_DRY_RUN"),
+}
 CUDA_PREFIXES = ("nvidia-", "cuda-", "triton")
 
 
@@ -136,7 +141,9 @@ def _uv() -> list[str]:
                 "error: this Python cannot make virtual environments; on Debian: `apt-get install python3-venv`."
             )
 
-        _run([BOOTSTRAP / "bin" / "python", "-m", "pip", "install", "--quiet", f"uv=={UV_VERSION}"])
+        # Where the user's settings put packages is no place for this one
+        install = ["-m", "pip", "install", "--no-user", "--quiet", f"uv=={UV_VERSION}"]
+        _run([BOOTSTRAP / "bin" / "python", *install])
 
     return [str(uv)]
 
@@ -218,9 +225,7 @@ def _find_links() -> list[str]:
 
 
 def _run(command: Sequence[str | Path]) -> None:
-    # A virtual environment that happens to be active is not the one to install into.
-    active = {"VIRTUAL_ENV", "UV_PROJECT_ENVIRONMENT"}
-    environment = {name: value for name, value in os.environ.items() if name not in active}
+    environment = {name: value for name, value in os.environ.items() if name not in ELSEWHERE}
     subprocess.run(command, check=True, cwd=ROOT, env=environment)
 
 

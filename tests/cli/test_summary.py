@@ -26,6 +26,17 @@ def test_the_last_run_of_each_stage_is_listed(
     assert "reports/tiny/index.html" in words
 
 
+def test_the_smoke_profile_says_that_its_models_find_nothing(tmp_path: Path) -> None:
+    for profile in ("smoke", "tiny"):
+        table = tmp_path / ("profiles/smoke" if profile == "smoke" else "") / "params.yaml"
+        table.parent.mkdir(parents=True, exist_ok=True)
+        table.touch()
+        (tmp_path / "reports" / profile).mkdir(parents=True)
+        (tmp_path / "reports" / profile / "f1_table.md").write_text("| model | f1 |\n")
+    assert "F1 .000 is what to expect" in render(tmp_path, "smoke")
+    assert ".000" not in render(tmp_path, "tiny")
+
+
 def test_bars_show_when_the_stages_of_the_newest_run_ran(tmp_path: Path) -> None:
     (tmp_path / "reports" / "tiny").mkdir(parents=True)
     (tmp_path / "reports" / "tiny" / "f1_table.md").write_text("| model | f1 |\n")

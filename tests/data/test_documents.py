@@ -153,6 +153,23 @@ def test_files_that_cannot_be_read_are_named_and_counted(
     assert "8 files cannot be read, or not whole (README: no suffix" in caplog.text
 
 
+def test_what_the_pdf_reader_says_of_a_file_has_the_files_name(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    make_pdf(tmp_path / "whole.pdf", ["A harbour."])
+    data = (tmp_path / "whole.pdf").read_bytes()
+    (tmp_path / "mended.pdf").write_bytes(b"rubbish\n" + data)
+    (tmp_path / "damaged.pdf").write_bytes(b"hello")
+    documents = DocumentFolder(tmp_path)
+    assert [document.id for document in documents] == ["mended.pdf", "whole.pdf"]
+    assert documents.unreadable.keys() == {"damaged.pdf"}
+
+    messages = [record.getMessage() for record in caplog.records]
+    assert any(message.startswith(f"{tmp_path / 'mended.pdf'}: ") for message in messages)
+    for message in messages:
+        assert "mended.pdf" in message or "damaged.pdf" in message
+
+
 def test_a_name_that_is_not_utf8_is_named_with_what_to_do(tmp_path: Path) -> None:
     (tmp_path / "good.txt").write_text("Readable.")
     for name in (b"caf\xe9.txt", b"\xff/plan.txt"):

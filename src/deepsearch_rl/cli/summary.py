@@ -16,6 +16,10 @@ from deepsearch_rl.core.stage import TIMINGS
 # Between two stages of one run
 LONGEST_PAUSE_S = 60.0
 TIMELINE_WIDTH = 40
+SMOKE_NOTE = (
+    "The profile smoke shows that every stage runs. Its models train for seconds, so F1 .000 is "
+    "what to expect; `make repro` trains a model that finds answers."
+)
 
 
 class StageRun(ForeignRecord):
@@ -114,7 +118,7 @@ def timeline(runs: Sequence[StageRun]) -> Iterator[str]:
 
 def render(root: Path, profile: str) -> str:
     """Return what `make repro` prints at its end."""
-    parts = [read_table(root, profile)]
+    parts = [read_table(root, profile), *([SMOKE_NOTE] if profile == "smoke" else [])]
     runs = latest_runs(root, profile)
     if runs:
         title = "Where the time went (last run of each stage):"

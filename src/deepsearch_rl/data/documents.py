@@ -2,7 +2,10 @@
 
 import logging
 import os
+import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
+from logging.handlers import BufferingHandler
 from pathlib import Path
 
 from deepsearch_rl.core.errors import ArtifactError
@@ -63,7 +66,8 @@ class DocumentFolder:
                 continue
 
             try:
-                read = read_text(path)
+                with _named_messages(path):
+                    read = read_text(path)
             except UnreadableError as error:
                 self._note(path, str(error))
                 continue
@@ -121,3 +125,20 @@ class DocumentFolder:
         return (
             f"{self._folder}: {len(problems)} {files} cannot be read, or not whole ({named}{rest})."
         )
+
+
+@contextmanager
+def _named_messages(path: Path) -> Iterator[None]:
+    """Log what pypdf says of a file that it can read with the file's name, which it leaves out."""
+    library = logging.getLogger("pypdf")
+    said = BufferingHandler(capacity=sys.maxsize)
+    library.addHandler(said)
+    library.propagate = False
+    try:
+        yield
+    finally:
+        library.removeHandler(said)
+        library.propagate = True
+
+    for message in dict.fromkeys(record.getMessage() for record in said.buffer):
+        _LOG.warning("%s: %s", path, message)

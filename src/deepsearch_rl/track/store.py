@@ -24,6 +24,8 @@ from deepsearch_rl.core.redaction import public_address, redact
 
 SQLITE = "sqlite:///"
 COMMIT_CHARACTERS = 7
+# All but the files that git keeps and a run of the graph writes
+NOT_WRITTEN = (":(exclude)reports", ":(exclude,glob)**/dvc.lock")
 MAX_NAME_CHARACTERS = 200
 MAX_PROBLEM_CHARACTERS = 300
 
@@ -85,10 +87,12 @@ def run_name(subject: str, tags: dict[str, str]) -> str:
 def source_tags(profile: str) -> dict[str, str]:
     """Return what tells where results come from: profile, commit, DVC experiment, digest of the locked packages.
 
-    The commit ends in ``-dirty`` where tracked files differ from it.
+    The commit ends in ``-dirty`` where tracked files other than those that a run of the graph
+    writes differ from it.
     """
-    describe = ["git", "describe", "--always", "--abbrev=40", "--exclude=*", "--dirty"]
-    commit = subprocess.run(describe, capture_output=True, text=True, check=False).stdout.strip()
+    commit = _git("rev-parse", "HEAD")
+    if _git("status", "--porcelain", "--untracked-files=no", "--", ".", *NOT_WRITTEN):
+        commit += "-dirty"
     lock = Path("uv.lock")
     tags = {
         "profile": profile,
@@ -97,3 +101,9 @@ def source_tags(profile: str) -> dict[str, str]:
         "uv.lock": sha256_file(lock) if lock.is_file() else "",
     }
     return {name: value for name, value in tags.items() if value}
+
+
+def _git(*arguments: str) -> str:
+    """Return what git prints, empty outside a repository."""
+    command = ["git", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
