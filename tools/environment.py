@@ -65,6 +65,9 @@ def main() -> None:
         _use_own_sources(arguments.adopt)
         return
 
+    for name in ELSEWHERE:
+        os.environ.pop(name, None)
+
     # A full disk leaves it empty
     stamp = STAMP.read_text(encoding="utf-8").split() if STAMP.is_file() else []
     digest, *parts = stamp or [""]
@@ -225,8 +228,7 @@ def _find_links() -> list[str]:
 
 
 def _run(command: Sequence[str | Path]) -> None:
-    environment = {name: value for name, value in os.environ.items() if name not in ELSEWHERE}
-    subprocess.run(command, check=True, cwd=ROOT, env=environment)
+    subprocess.run(command, check=True, cwd=ROOT)
 
 
 def _say(message: str) -> None:

@@ -124,6 +124,20 @@ def test_skyrl_reads_what_the_agents_own_rollout_reads(
     assert line["observations"] == read[: len(line["observations"])]
     assert line["opening"][-1]["content"] == theirs.messages[len(line["opening"]) - 1].content
     assert line["metrics"][f"stop_{script.stop_reason}"] == 1.0
+    assert line["metrics"]["cut_by_skyrl"] == 0.0
+    if not script.tags:
+        assert line["prompt"] == reference.prompts[0]
+    assert set(line["roles"]) <= {"user" if script.tags else "tool"}
+    assert f"use_conversation_multi_turn to {str(not script.tags).lower()}." in line["refused"]
+
+
+def test_episodes_that_skyrl_cuts_are_counted_in_its_means(skyrl_lines: Lines) -> None:
+    means = [line["with_a_cut_one"] for line in skyrl_lines.values() if "error" not in line]
+    assert means
+    for mean in means:
+        assert mean["cut_by_skyrl"] == 0.5
+        assert mean["stop_token_budget"] >= 0.5
+        assert sum(value for name, value in mean.items() if name.startswith("stop_")) == 1.0
 
 
 def test_rows_of_ms_swift_hold_messages_tools_and_what_plays_them(

@@ -9,10 +9,12 @@ import json
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from deepsearch_rl.chat.chat_format import ChatFormat, load_chat_format
 from deepsearch_rl.chat.chat_messages import RETRIEVE_TOOL
+from deepsearch_rl.core.errors import ConfigError
 from tests.environment.params_of import write_params
 from tests.environment.scripted import NEVER_FITS, QUESTION, SCRIPTS, Script
 
@@ -76,16 +78,28 @@ def skyrl(script: Script, params: Path, folder: Path, url: str) -> Line:
     gym: Any = importlib.import_module("skyrl_gym")
     registration: Any = importlib.import_module("skyrl_gym.envs.registration")
     registration.registry.pop("deepsearch", None)
-    gym.register(
-        id="deepsearch",
-        entry_point="deepsearch_rl.environment.adapters.skyrl:make",
-        kwargs={"params": str(params), "model": str(folder), "retrieval_url": url},
+    adapter: Any = importlib.import_module("deepsearch_rl.environment.adapters.skyrl")
+    generator = SimpleNamespace(
+        batched=False, use_conversation_multi_turn=script.tags, chat_template_kwargs={"a": "b"}
     )
+    try:
+        adapter.register(generator, str(params), model=str(folder), retrieval_url=url)
+    except ConfigError as error:
+        refused = str(error)
+    generator.use_conversation_multi_turn = not script.tags
+    adapter.register(generator, str(params), model=str(folder), retrieval_url=url)
     extras = {"extra_info": {"deepsearch_question": QUESTION.model_dump_json()}}
     environment = gym.make("deepsearch", env_config={}, extras=extras)
     messages, _ = environment.init([])
     observations: list[str] = []
+    roles: list[str] = []
     chat_format = load_chat_format(folder)
+    # As SkyRL's generator renders what init returns
+    prompt = chat_format.tokenizer.apply_chat_template(
+        messages, add_generation_prompt=True, return_dict=False, **generator.chat_template_kwargs
+    )
+    cut = gym.make("deepsearch", env_config={}, extras=extras)
+    cut.init([])
 
     for ids in script.turn_ids(chat_format):
         # SkyRL hands a turn over as text, cut at its own limit of tokens
@@ -94,14 +108,21 @@ def skyrl(script: Script, params: Path, folder: Path, url: str) -> Line:
         )
         step = environment.step(text)
         observations += [message["content"] for message in step["observations"]]
+        roles += [message["role"] for message in step["observations"]]
         if step["done"]:
             break
     return {
         "opening": messages,
+        "prompt": prompt,
+        "refused": refused,
         "observations": observations,
+        "roles": roles,
         "reward": step["reward"],
         "stop_reason": step["metadata"]["stop_reason"],
         "metrics": environment.get_metrics(),
+        "with_a_cut_one": importlib.import_module("skyrl_gym.metrics").aggregate_for_environment(
+            "deepsearch", [environment.get_metrics(), cut.get_metrics()]
+        ),
     }
 
 

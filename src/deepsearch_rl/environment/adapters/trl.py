@@ -17,17 +17,21 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from deepsearch_rl.core.errors import ConfigError
+from packaging.version import Version
+
+from deepsearch_rl.core.errors import ConfigError, UnavailableError
 from deepsearch_rl.core.files import read_jsonl
-from deepsearch_rl.core.records import Question
+from deepsearch_rl.core.records import Question, StopReason
 from deepsearch_rl.environment.adapters.commands import exit_on_error
 from deepsearch_rl.environment.blocking import BlockingEnvironment
 from deepsearch_rl.environment.episode import Episode
 from deepsearch_rl.environment.search_environment import open_environment
 
+OLDEST = Version("1.16.0")
 Prompt = Sequence[Mapping[str, str]]
 
 
@@ -35,7 +39,17 @@ class TrlSearch:
     """The questions of a training run, and how TRL rolls them out."""
 
     def __init__(self, environment: BlockingEnvironment, questions: Sequence[Question]) -> None:
-        """Raise ConfigError where a question does not fit the context, or two with one text have other answers."""
+        """Check TRL and the questions.
+
+        Raises:
+            UnavailableError: the installed TRL is older than the one that this was written for.
+            ConfigError: a question does not fit the context, or two with one text have other answers.
+        """
+        if Version(installed := version("trl")) < OLDEST:
+            raise UnavailableError(
+                f"TRL {installed} is installed and calls rollout_func in another way: install {OLDEST} "
+                f"in an environment of its own (`pip install trl=={OLDEST}`; docs/trainers.md, TRL)."
+            )
         self._environment = environment
         self._prompts: list[Prompt] = []
         self._questions: dict[str, Question] = {}
@@ -87,8 +101,9 @@ class TrlSearch:
         for name in parts[0]:
             log(f"search/{name}", sum(part[name] for part in parts) / len(parts))
         stops = Counter(trajectory.stop_reason for trajectory in columns["search_trajectory"])
-        for reason, count in stops.items():
-            log(f"search/{reason}", count / len(parts))
+        # All of them each time: TRL averages a figure over the steps that have it
+        for reason in StopReason:
+            log(f"search/{reason}", stops[reason] / len(parts))
         return search_reward
 
     def _open(self, prompt: Prompt) -> Episode:
