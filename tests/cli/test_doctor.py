@@ -1,6 +1,9 @@
 """What a machine and an environment are missing, each with the way to get it."""
 
+import socketserver
 import sys
+import threading
+from http.server import BaseHTTPRequestHandler
 from importlib.metadata import requires
 from pathlib import Path
 
@@ -68,6 +71,17 @@ def test_a_machine_that_compiles_nothing_with_pythons_headers_is_told_before_tri
     monkeypatch.setenv("PATH", str(tmp_path))
     [missing_one] = missing_to_compile([Path(sys.executable)] * 2)
     assert missing_one.fix == "apt install gcc (or name one by CC)"
+
+
+def test_a_server_that_answers_is_no_problem(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in doctor.SERVERS:
+        monkeypatch.delenv(name, raising=False)
+    with socketserver.TCPServer(("127.0.0.1", 0), BaseHTTPRequestHandler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        address = f"http://127.0.0.1:{server.server_address[1]}/api"
+        monkeypatch.setenv("PREFECT_API_URL", address)
+        assert list(doctor.server_lines()) == [f"PREFECT_API_URL {address}: answers"]
+        server.shutdown()
 
 
 def test_every_missing_requirement_is_named_with_the_way_to_get_it(

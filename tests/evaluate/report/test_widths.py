@@ -42,6 +42,11 @@ return {columns: widths("thead th"), bars: widths(".bar")};
 """
 """The widths of columns and of full bars in a table of distributions whose last column has a long title."""
 
+BAR_ENDS = """
+const figures = [...document.querySelectorAll("figure.bars svg")];
+return figures.map(figure => figure.getBoundingClientRect().right);
+"""
+
 
 @pytest.fixture(scope="module")
 def page(finished: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
@@ -66,18 +71,28 @@ def screen(browser: webdriver.Chrome, width: int) -> Iterator[None]:
         browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
 
 
-def test_a_wide_screen_is_used_and_shows_tables_side_by_side(
-    chromium: webdriver.Chrome, page: str
+@pytest.mark.parametrize("width", [1400, 1920])
+def test_a_wide_screen_is_used_and_shows_tables_in_two_columns_that_align(
+    chromium: webdriver.Chrome, page: str, width: int
 ) -> None:
-    with screen(chromium, 1920):
+    with screen(chromium, width):
         chromium.get(page)
         assert (
             chromium.execute_script("return document.querySelector('main').clientWidth")
-            > 0.9 * 1920
+            > 0.9 * width
         )
-        first, second, third, *_ = chromium.execute_script(F1_TABLES)
-        assert first["top"] == second["top"] == third["top"]
-        assert first["left"] < second["left"] < third["left"]
+        first, second, third, fourth = chromium.execute_script(F1_TABLES)
+        assert first["top"] == second["top"] < third["top"] == fourth["top"]
+        assert first["left"] == third["left"] < second["left"] == fourth["left"]
+        assert not any(table["hidden"] for table in (first, second, third, fourth))
+
+
+def test_a_phone_shows_whole_bars_of_lost_points(chromium: webdriver.Chrome, page: str) -> None:
+    with screen(chromium, 390):
+        chromium.get(page)
+        ends = chromium.execute_script(BAR_ENDS)
+        assert ends
+        assert max(ends) <= 390
 
 
 @pytest.mark.parametrize("width", [1400, 390])

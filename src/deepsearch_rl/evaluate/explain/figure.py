@@ -30,6 +30,8 @@ COLOURS: dict[Cause, str] = {
 RIGHT = "#12876a"
 LUCKY = "#74c2ab"
 BAR_INCHES = 0.34
+# Which fit, as the whole figure does, on a phone
+LEGEND_COLUMNS = 2
 # A part narrower than this share has no figure in it
 LABELLED = 0.06
 # On light colours, in either scheme of the page
@@ -48,11 +50,11 @@ def causes_of(runs: Iterable[RunReport]) -> list[Cause]:
 def lost_points_figure(runs: Sequence[RunReport]) -> Figure:
     """Draw a bar for each run: F1, of which what was right without evidence is paler, then every cause."""
     causes = causes_of(runs)
-    legend_lines = -(-(len(causes) + 2) // 3)
+    legend_lines = -(-(len(causes) + 2) // LEGEND_COLUMNS)
     height = 0.75 + BAR_INCHES * len(runs) + 0.19 * legend_lines
 
     with mpl.rc_context(STYLE):
-        figure = Figure(figsize=(PANEL_INCHES[0] * 1.5, height), layout="constrained")
+        figure = Figure(figsize=(PANEL_INCHES[0], height), layout="constrained")
         panel = figure.subplots()
 
         # matplotlib counts bars from below, and the first run is read first
@@ -78,7 +80,7 @@ def lost_points_figure(runs: Sequence[RunReport]) -> Figure:
         names += [(COLOURS[cause], TITLES[cause]) for cause in causes]
         handles = [Patch(color=colour, label=label) for colour, label in names]
         figure.legend(
-            handles=handles, loc="outside lower left", ncols=3, frameon=False, fontsize=7.5,
+            handles=handles, loc="outside lower left", ncols=LEGEND_COLUMNS, frameon=False, fontsize=7.5,
             handlelength=1, handleheight=1,
         )  # fmt: skip
 
