@@ -8,7 +8,7 @@ from deepsearch_rl.core.errors import CommandError, ConfigError
 from tools import ROOT
 from tools.preflight import phases
 from tools.preflight.command import require_trainable, table_row
-from tools.preflight.phases import Outcome, Preflight, SkippedError, chosen
+from tools.preflight.phases import PHASES, Outcome, Preflight, SkippedError, chosen, phases_of
 from tools.preflight.project import Project, cut_copy
 
 
@@ -18,8 +18,15 @@ def project(tmp_path: Path) -> Project:
 
 
 def test_one_phase_is_run_with_those_that_it_needs() -> None:
-    assert chosen("unsloth_merge") == ["machine", "prepare", "rl", "unsloth_merge"]
-    assert chosen(None) == list(phases.PHASES)
+    assert chosen("unsloth_merge", PHASES) == ["machine", "prepare", "rl", "unsloth_merge"]
+    assert chosen(None, PHASES) == list(PHASES)
+
+
+def test_a_profile_without_a_teacher_has_the_phases_of_its_stages() -> None:
+    phases = phases_of(require_trainable("search_r1"))
+    assert list(phases) == ["machine", "prepare", "index", "rl", "evaluate"]
+    assert phases["evaluate"] == ("rl",), "in place of the merge that it does not have"
+    assert phases_of(require_trainable("smoke")) == dict(PHASES)
 
 
 def test_a_failed_phase_skips_those_that_need_it_and_no_others(
@@ -51,10 +58,6 @@ def test_a_failed_phase_skips_those_that_need_it_and_no_others(
     assert table_row(outcomes["sft"])[3] == "rows 3"
 
 
-@pytest.mark.parametrize(
-    ("profile", "reason"),
-    [("multihoprag", "does not train"), ("search_r1", "search_tags|does not train")],
-)
-def test_a_profile_whose_training_cannot_be_tried_is_refused(profile: str, reason: str) -> None:
-    with pytest.raises(ConfigError, match=reason):
-        require_trainable(profile)
+def test_a_profile_that_trains_nothing_is_refused() -> None:
+    with pytest.raises(ConfigError, match="trains no model by RL"):
+        require_trainable("multihoprag")

@@ -4,20 +4,22 @@ import pytest
 import torch
 from transformers import AutoTokenizer, Qwen3Config
 
+from deepsearch_rl.agent.protocols import FunctionCalling, SearchTags
 from deepsearch_rl.core.profile import Profile, find_profile
 from deepsearch_rl.core.records import Message, Trajectory
+from deepsearch_rl.toy.pretraining import IGNORED
 from tests.policies import policy_folder  # noqa: F401  a fixture
 from tools import ROOT
 from tools.preflight import small_model
 from tools.preflight.project import cut_values
-from tools.preflight.small_model import empty_model, teach
+from tools.preflight.small_model import empty_model, example_of, teach
 
 
 @pytest.fixture
 def gpu_profile() -> Profile:
     """The gpu profile's cut copy, trained on a CPU."""
     values = cut_values(find_profile(ROOT, "gpu").values, find_profile(ROOT, "smoke").values)
-    return Profile(Path("params.yaml"), values).with_overrides({"sft.device": "cpu"})
+    return Profile(Path("params.yaml"), values).with_overrides({"rl.backend.device": "cpu"})
 
 
 @pytest.fixture
@@ -58,6 +60,7 @@ def test_a_hubs_model_is_taught_for_longer_than_a_pretrained_one(
 ) -> None:
     taught: list[int] = []
 
+    (base / "src").symlink_to(ROOT / "src")
     monkeypatch.chdir(base)
     monkeypatch.setattr(small_model, "teach", lambda *arguments: taught.append(arguments[-1]))
     monkeypatch.setattr(small_model, "read_jsonl", lambda *_: [])
@@ -79,8 +82,27 @@ def test_the_teachers_answers_move_every_weight_and_become_more_likely(
     )
     ids = tokenizer("<answer> Ada</answer>", return_tensors="pt").input_ids
     loss = model(input_ids=ids, labels=ids).loss.item()
-    teach(model, tokenizer, [trajectory], steps=3)
+    teach(model, tokenizer, FunctionCalling("Search."), [trajectory], steps=3)
     assert model(input_ids=ids, labels=ids).loss.item() < loss
     assert all(
         not torch.equal(old, new) for old, new in zip(before, model.parameters(), strict=True)
     )
+
+
+def test_of_a_conversation_in_tags_the_model_learns_what_it_writes_and_no_passage(
+    gpu_profile: Profile, base: Path
+) -> None:
+    _, tokenizer = empty_model(gpu_profile, base, full_size=False)
+    protocol = SearchTags("Write <search> query </search>.")
+    shown = protocol.notice("Doc 1(Title: Ada) Ada lives.")
+    messages = [
+        *protocol.opening("Who?"),
+        protocol.search_turn("Ada", 1, "need name"),
+        Message(role="tool", content=shown, tool_call_id="call_1"),
+        Message(role="assistant", content="<answer> Ada</answer>"),
+    ]
+    tokens, labels = example_of(tokenizer, protocol, messages, 1)
+    text = tokenizer.decode(tokens)
+    assert text.index("Question: Who?") < text.index("<think>need name</think>") < text.index(shown)
+    learnt = tokenizer.decode([token for token in labels.tolist() if token != IGNORED])
+    assert learnt == "<think>need name</think>\n<search>Ada</search><answer> Ada</answer>"

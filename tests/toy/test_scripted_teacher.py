@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from deepsearch_rl.agent.config import ScriptedConfig
+from deepsearch_rl.agent.protocols import FunctionCalling, SearchTags
 from deepsearch_rl.agent.synthesize import SynthesizeConfig
 from deepsearch_rl.chat.chat_messages import format_passages
 from deepsearch_rl.core.answers import INSUFFICIENT, SUCCESS_F1, extract_answer, f1
@@ -41,6 +42,12 @@ def searcher(world: World) -> Searcher:
     return open_index(world.index, world.chunks, "bm25")
 
 
+def scripted_teacher(
+    question: Question, config: ScriptedConfig = FAULTLESS, seed: int = 0
+) -> ScriptedTeacher:
+    return ScriptedTeacher(question, 0, config, seed, FunctionCalling("Search."))
+
+
 def teach(
     questions: Iterable[Question],
     searcher: Searcher,
@@ -50,7 +57,7 @@ def teach(
     """Per question what the teacher read and wrote in turn: passages and queries, the answer last."""
 
     async def converse(question: Question) -> list[str]:
-        teacher, said = ScriptedTeacher(question, 0, config, seed), [question.question]
+        teacher, said = scripted_teacher(question, config, seed), [question.question]
         while True:
             turn = (await teacher.reply([Message(role="tool", content=said[-1])], 64)).turn
             if not turn.tool_calls:
@@ -111,7 +118,7 @@ def test_every_turn_notes_the_fact_that_was_found_and_what_is_left_of_the_plan(
     questions: list[Question], searcher: Searcher
 ):
     async def notes(question: Question) -> list[str]:
-        teacher, seen, passages = ScriptedTeacher(question, 0, FAULTLESS, 0), [], question.question
+        teacher, seen, passages = scripted_teacher(question), [], question.question
         while True:
             turn = (await teacher.reply([Message(role="tool", content=passages)], 64)).turn
             seen.append(turn.content)
@@ -211,3 +218,28 @@ def test_a_question_without_a_plan_or_with_an_unknown_relation_is_refused(
     metadata = questions[0].metadata.model_copy(update={"plan": ["owner"]})
     with pytest.raises(ConfigError, match="owner"):
         read_plan(questions[0].model_copy(update={"metadata": metadata}))
+
+
+def test_in_tags_it_writes_its_note_as_a_thought_and_reads_the_shown_documents(
+    questions: list[Question], searcher: Searcher
+):
+    protocol = SearchTags("Write <search> query </search>.")
+
+    async def converse(question: Question) -> list[Message]:
+        teacher = ScriptedTeacher(question, 0, FAULTLESS, 0, protocol)
+        messages = protocol.opening(question.question)
+        while True:
+            turn = (await teacher.reply(messages, 64)).turn
+            messages.append(turn)
+            assert protocol.correction(turn) is None, "a search or an answer"
+            if not turn.tool_calls:
+                return messages
+            query = json.loads(turn.tool_calls[0].arguments)["query"]
+            assert turn.content.endswith(f"<search>{query}</search>")
+            found = [hit.chunk for hit in searcher.find_hits([query], 3)[0]]
+            messages.append(Message(role="tool", content=protocol.observation(found)))
+
+    known = [each for each in questions if not says_second_word(each)][:10]
+    for question in known:
+        *_, answer = asyncio.run(converse(question))
+        assert f1(extract_answer(answer.content), question.golden_answers) >= SUCCESS_F1

@@ -6,7 +6,7 @@ in ``work/<profile>/preflight/report.json``.
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -18,11 +18,10 @@ from deepsearch_rl.core.errors import ConfigError, look_up
 from deepsearch_rl.core.files import write_json
 from deepsearch_rl.core.profile import find_profile
 from tools import ROOT
-from tools.preflight.phases import PHASES, Outcome, Preflight, chosen
+from tools.preflight.phases import Outcome, Preflight, chosen, phases_of
 from tools.preflight.project import cut_copy
 
 HEADER = ("phase", "result", "seconds", "what to do, or what was measured")
-TEACHERS_PROTOCOL = "function_calling"
 
 
 def preflight_command(
@@ -36,48 +35,53 @@ def preflight_command(
     is_kept: Annotated[
         bool, Option("--keep", help="Keep the copy they ran in, with its logs.")
     ] = False,
+    gpus: Annotated[
+        int | None,
+        Option(min=1, help="Train on so many with veRL.", show_default="the profile's"),
+    ] = None,
 ) -> None:
     """Try a profile's training path on a small model, before a run costs hours.
 
-    Profiles that train no model, or whose model searches in tags, are refused. Results are also in
-    work/PROFILE/preflight/report.json; the exit status is 1 if a phase failed. docs/gpu.md says
-    what each phase tries.
+    Profiles that train no model are refused. Results are also in work/PROFILE/preflight/report.json;
+    the exit status is 1 if a phase failed. docs/gpu.md says what each phase tries.
 
         deepsearch preflight gpu --only evaluate
+        deepsearch preflight search_r1 --gpus 1
     """
     if is_listed:
         print_phases(profile)
-    elif any(outcome.status == "failed" for outcome in preflight(profile, only, is_kept)):
+    elif any(outcome.status == "failed" for outcome in preflight(profile, only, is_kept, gpus)):
         raise typer.Exit(1)
 
 
 def print_phases(profile: str) -> None:
     """Print the phases of a profile, what they need and what they check; raises as :func:`preflight`."""
-    require_trainable(profile)
     rows: list[tuple[str, str, str]] = []
-    for name, needs in PHASES.items():
+    for name, needs in phases_of(require_trainable(profile)).items():
         purpose = (getattr(Preflight, name).__doc__ or "").partition("\n")[0].rstrip(".")
         rows.append((name, ", ".join(needs), purpose))
 
     print_table("", ("phase", "needs", "what it checks"), rows)
 
 
-def preflight(profile: str, only: str | None, is_kept: bool) -> list[Outcome]:
+def preflight(
+    profile: str, only: str | None, is_kept: bool, gpus: int | None = None
+) -> list[Outcome]:
     """Run the phases of a profile, or ``only`` one and those that it needs; return how they ended.
 
-    Raise UnknownNameError where there is no such profile or phase, ConfigError where the profile
-    trains no model, or one that searches in tags.
+    veRL trains on ``gpus``, or on as many as the profile has. Raise UnknownNameError where there is
+    no such profile or phase, ConfigError where the profile trains no model.
     """
     os.chdir(ROOT)
-    require_trainable(profile)
+    phases = phases_of(require_trainable(profile))
     if only:
-        look_up("phase", only, PHASES)
+        look_up("phase", only, phases)
     folder = Path("work", profile, "preflight")
-    project = cut_copy(ROOT, profile, ROOT / folder / "copy")
+    project = cut_copy(ROOT, profile, ROOT / folder / "copy", gpus)
     outcomes: dict[str, Outcome] = {}
 
     try:
-        for name in chosen(only):
+        for name in chosen(only, phases):
             outcomes[name] = Preflight(project).run(name, outcomes)
             show(outcomes[name])
     finally:
@@ -89,21 +93,15 @@ def preflight(profile: str, only: str | None, is_kept: bool) -> list[Outcome]:
     return list(outcomes.values())
 
 
-def require_trainable(profile: str) -> None:
-    """Raise ConfigError for a profile whose training path cannot be tried."""
-    settings = find_profile(ROOT, profile)
-    values = settings.values
-    if not {"prepare_model", "sft", "rl"} <= values.keys():
+def require_trainable(profile: str) -> Mapping[str, object]:
+    """Return the sections of a profile; raise ConfigError where there is no training path to try."""
+    values = find_profile(ROOT, profile).values
+    if not {"prepare_model", "rl"} <= values.keys():
         raise ConfigError(
-            f"the profile {profile} does not train by SFT and RL, so there is no training path to try."
+            f"the profile {profile} trains no model by RL, so there is no training path to try."
         )
 
-    protocol = settings.value("agent.protocol")
-    if protocol != TEACHERS_PROTOCOL:
-        raise ConfigError(
-            f"the profile {profile} has agent.protocol: {protocol}. The scripted teacher, from whom the preflight's "
-            f"small model learns, knows {TEACHERS_PROTOCOL} alone. `deepsearch doctor` says what the profile needs."
-        )
+    return values
 
 
 def show(outcome: Outcome) -> None:

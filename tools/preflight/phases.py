@@ -3,7 +3,7 @@
 import json
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -34,6 +34,10 @@ PHASES: Mapping[str, tuple[str, ...]] = {
     "memory": ("sft",),
 }
 
+# The phases of every profile, and the stage that another name than its phase's has
+EVERYWHERE = ("machine", "prepare", "index")
+FOR_STAGE = {"memory": "sft"}
+
 # Of SFT, about: rows are packed
 STEPS = 6
 
@@ -44,6 +48,13 @@ RECALL = "evidence_recall@10"
 
 # Of gold passages; chance gives about 0.01 on the generated world
 LEAST_RECALL = 0.05
+
+
+# Of an engine of RL: its log and the optimizer's state in the scratch folder, as globs
+RL_FILES = {
+    "art": ("train_log.jsonl", "**/optimizer.pt"),
+    "verl": ("verl/logs/*.jsonl", "verl/checkpoints/**/optim*"),
+}
 
 
 class SkippedError(Exception):
@@ -60,16 +71,35 @@ class Outcome(Record):
     figures: Mapping[str, float] = {}
 
 
-def chosen(only: str | None) -> list[str]:
+def phases_of(stages: Collection[str]) -> dict[str, tuple[str, ...]]:
+    """Return the phases of a profile with these stages, each with those it needs, in the order in which they run.
+
+    What a phase that the profile does not have would need is needed in its place.
+    """
+    phases: dict[str, tuple[str, ...]] = {}
+    for name, needs in PHASES.items():
+        if FOR_STAGE.get(name, name) not in {*stages, *EVERYWHERE}:
+            continue
+        present: list[str] = []
+        for need in needs:
+            while need not in phases:
+                (need,) = PHASES[need]
+            present.append(need)
+        phases[name] = tuple(present)
+
+    return phases
+
+
+def chosen(only: str | None, phases: Mapping[str, tuple[str, ...]]) -> list[str]:
     """Return the phase ``only`` and all that it needs, in order; None: all phases."""
     names = set[str]()
-    waiting = [only] if only else list(PHASES)
+    waiting = [only] if only else list(phases)
     while waiting:
         name = waiting.pop()
         names.add(name)
-        waiting += PHASES[name]
+        waiting += phases[name]
 
-    return [name for name in PHASES if name in names]
+    return [name for name in phases if name in names]
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +110,8 @@ class Preflight:
 
     def run(self, name: str, outcomes: Mapping[str, Outcome]) -> Outcome:
         """Run a phase, unless one that it needs has not passed, and return how it ended."""
-        blocked = [need for need in PHASES[name] if outcomes[need].status != "passed"]
+        needs = phases_of(self.project.profile.values)[name]
+        blocked = [need for need in needs if outcomes[need].status != "passed"]
         if blocked:
             return Outcome(phase=name, status="skipped", message=f"needs {', '.join(blocked)}")
 
@@ -114,15 +145,17 @@ class Preflight:
 
     @property
     def _has_gpu(self) -> bool:
-        return self.project.profile.values["sft"]["device"] == "cuda"
+        return self.project.profile.values["rl"]["backend"]["device"] == "cuda"
 
     def prepare(self) -> Figures:
-        """download, chunk, index, synthesize and filter of a generated world, and a small model that calls the tool."""
+        """download, chunk, index, synthesize and filter of a generated world, and a small model that searches."""
         project = self.project
         for stage in ("download", "chunk", "index", "synthesize"):
             project.run("core", f"stages.{stage}")
         base = project.root / "models" / project.name / "base"
         project.run("sft", "tools.preflight.small_model", base)
+        if "filter" not in project.profile.values:
+            return {}
         project.run("sft", "stages.filter")
         return {"rows": project.read("reports/{}/filter.json")["rows"]}
 
@@ -219,34 +252,30 @@ class Preflight:
         project = self.project
         # Of two groups, often both have equal rewards, and then nothing is trained
         params = project.write_params({"rl.groups_per_step": 4}, "rl.yaml")
+        log, optimizer = RL_FILES[project.profile.values["rl"]["backend"]["engine"]]
 
-        def logs() -> list[Path]:
-            return project.files(f"scratch/rl@{START}/*/train_log.jsonl")
+        def lines() -> list[dict[str, Any]]:
+            logs = project.files(f"scratch/rl@{START}/*/{log}")
+            return [line for path in logs for line in _lines(path)]
 
-        project.kill_when(
-            lambda: any(len(_lines(log)) > 1 for log in logs()),
-            "rl",
-            "stages.rl",
-            START,
-            params=params,
-        )
-        (log,) = logs()
-        if not list(log.parent.glob("**/optimizer.pt")):
+        project.kill_when(lambda: len(lines()) > 1, "rl", "stages.rl", START, params=params)
+        if not project.files(f"scratch/rl@{START}/*/{optimizer}"):
             raise CheckFailedError(
-                f"no checkpoint below {log.parent} has the optimizer's state, so a resume loses it."
+                f"no checkpoint in {project.work} has the optimizer's state, so a resume loses it."
             )
 
-        # Steps 0 and 1, which a resumed run may not make again
-        before = _lines(log)[:2]
+        # A resumed run may not make step 1 again
+        reward = _reward(lines()[1])
         project.run("rl", "stages.rl", START, params=params)
         published = project.models / "rl_adapter" / START / "train_log.jsonl"
         steps = _lines(published)
-        if steps[:2] != before or [step["step"] for step in steps] != [0, 1, 2, 3]:
+        if [step["step"] for step in steps] != [0, 1, 2, 3] or _reward(steps[1]) != reward:
             raise CheckFailedError(
                 f"RL did not go on after the step that it was killed behind; its log is {published}."
             )
 
-        if not any(step.get("trainable_groups") for step in steps):
+        # veRL does not log it
+        if not any(step.get("trainable_groups", 1) for step in steps):
             raise CheckFailedError(
                 f"all rewards of all steps were equal, so nothing was trained; its log is {published}."
             )
@@ -292,6 +321,11 @@ class Preflight:
             (project.models / "base").symlink_to(self.project.models / "base")
         peak_gib = peak_gpu_gib(lambda: project.run("sft", "stages.sft", params=params))
         return {} if peak_gib is None else {"peak_gib": peak_gib}
+
+
+def _reward(line: Mapping[str, Any]) -> float:
+    """Return the mean reward of a step in our log, or in veRL's own."""
+    return line["data"]["critic/score/mean"] if "data" in line else line["reward"]
 
 
 def _lines(log: Path) -> list[dict[str, Any]]:

@@ -135,8 +135,11 @@ class Project:
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
-def cut_copy(root: Path, name: str, folder: Path) -> Project:
-    """Make an empty copy of a profile, in place of an older one; raises as :func:`find_profile`."""
+def cut_copy(root: Path, name: str, folder: Path, gpus: int | None = None) -> Project:
+    """Make an empty copy of a profile, in place of an older one; raises as :func:`find_profile`.
+
+    ``gpus`` are those that veRL trains on; None: as many as the profile has.
+    """
     profile = find_profile(root, name)
     smoke = find_profile(root, "smoke")
     shutil.rmtree(folder, ignore_errors=True)
@@ -144,13 +147,15 @@ def cut_copy(root: Path, name: str, folder: Path) -> Project:
     for package in LINKED:
         (folder / package).symlink_to(root / package)
     project = Project(
-        root, Profile(folder / PARAMS, cut_values(profile.values, smoke.values)), folder
+        root, Profile(folder / PARAMS, cut_values(profile.values, smoke.values, gpus)), folder
     )
     project.write_params({})
     return project
 
 
-def cut_values(profile: Mapping[str, Any], smoke: Mapping[str, Any]) -> dict[str, Any]:
+def cut_values(
+    profile: Mapping[str, Any], smoke: Mapping[str, Any], gpus: int | None = None
+) -> dict[str, Any]:
     """Return a profile's values with the data of the smoke profile and the sizes of a preflight."""
     values = copy.deepcopy({**profile, **{section: smoke[section] for section in DATA_SECTIONS}})
     values["model_settings"] = {}
@@ -163,13 +168,12 @@ def cut_values(profile: Mapping[str, Any], smoke: Mapping[str, Any]) -> dict[str
     values["download"]["world"]["questions"] = {"train": 40, "dev": 8, "val": 8}
     values["index"]["fusion"]["learning"] = None
     values["agent"].update(max_tokens=64, answer_tokens=16)
-    values["filter"].update(dataset=DATASET, split="train", predicates=["answered", "success"])
-    values["sft"].update(epochs=1, save_steps=2, log_steps=1)
-    values["choose_checkpoint"]["by"] = "last"
+    _cut_fine_tuning(values)
     # The real ones are a download
-    values["ifeval"].update(
-        prompts="generated", path="src/deepsearch_rl/evaluate/ifeval_prompts.yaml"
-    )
+    if "ifeval" in values:
+        values["ifeval"].update(
+            prompts="generated", path="src/deepsearch_rl/evaluate/ifeval_prompts.yaml"
+        )
     values["rl"].update(
         starts=[START], dataset=DATASET, steps={START: 3}, groups_per_step=2, group_size=4
     )
@@ -181,13 +185,25 @@ def cut_values(profile: Mapping[str, Any], smoke: Mapping[str, Any]) -> dict[str
     values["rl"]["max_sequence_tokens"] = max(
         values["rl"]["max_sequence_tokens"], values["agent"]["context_tokens"]
     )
+    if verl := values["rl"]["backend"].get("verl"):
+        verl.update(save_every=1, gpus_per_node=gpus or verl["gpus_per_node"])
     sets = {DATASET: {"questions": 4, "samples": 1, "greedy": 2, "controls": 2}}
     values["evaluate"].update(sets=sets, variants={}, draws=100)
-    values["models"] = {"rl": f"models/{profile['profile']}/rl_merged/{START}"}
+    trained = "rl_merged" if values["rl"]["lora"] else "rl_adapter"
+    values["models"] = {"rl": f"models/{profile['profile']}/{trained}/{START}"}
     # evaluation's own limits are as large as the profile's model
     if values["evaluate"].get("agent"):
         values["evaluate"]["agent"] = {}
     return values
+
+
+def _cut_fine_tuning(values: dict[str, Any]) -> None:
+    """Cut the sections from `filter` to `choose_checkpoint`, which a profile without a teacher does not have."""
+    if "sft" not in values:
+        return
+    values["filter"].update(dataset=DATASET, split="train", predicates=["answered", "success"])
+    values["sft"].update(epochs=1, save_steps=2, log_steps=1)
+    values["choose_checkpoint"]["by"] = "last"
 
 
 def _error(log: Path) -> str:

@@ -1,4 +1,4 @@
-"""A model of a profile's architecture that calls the tool: random weights, and a few steps on the teacher's answers.
+"""A model of a profile's architecture that searches: random weights, and a few steps on the teacher's answers.
 
     python -m tools.preflight.small_model PARAMS BASE [--full-size]
 
@@ -20,6 +20,8 @@ from typing import Any
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
+from deepsearch_rl.agent.config import AgentConfig
+from deepsearch_rl.agent.protocols import AgentProtocol, FunctionCalling, open_protocol
 from deepsearch_rl.chat.chat_messages import chat_messages
 from deepsearch_rl.chat.prompts import load_prompt
 from deepsearch_rl.core.errors import DeepsearchError
@@ -29,6 +31,7 @@ from deepsearch_rl.core.records import Message, Trajectory
 from deepsearch_rl.toy.muon import Muon
 from deepsearch_rl.toy.pretrained_model import build_model, world_tokenizer
 from deepsearch_rl.toy.pretraining import (
+    IGNORED,
     PretrainConfig,
     TrainingExample,
     backward_in_threads,
@@ -82,23 +85,26 @@ def _of_architecture(profile: Profile, source: Path, full_size: bool) -> tuple[A
             settings.layer_types = settings.layer_types[: settings.num_hidden_layers]
 
     torch.manual_seed(profile.value("seed"))
-    device = profile.values["sft"]["device"]
-    dtype = getattr(torch, profile.values["sft"]["dtype"]) if full_size else torch.float32
-    with torch.device(device):
+    dtype = _dtype(profile) if full_size else torch.float32
+    with torch.device(profile.values["rl"]["backend"]["device"]):
         model = AutoModelForCausalLM.from_config(settings, dtype=dtype)
     model.generation_config = GenerationConfig.from_model_config(settings)
     return model, AutoTokenizer.from_pretrained(source)
 
 
-def teach(model: Any, tokenizer: Any, trajectories: list[Trajectory], steps: int) -> None:
-    """Train on the teacher's conversations until the model writes calls like them."""
+def teach(
+    model: Any,
+    tokenizer: Any,
+    protocol: AgentProtocol,
+    trajectories: list[Trajectory],
+    steps: int,
+) -> None:
+    """Train on the teacher's conversations until the model searches as the protocol has it."""
     device = model.device
     parameters = list(model.train().named_parameters())
     examples: list[TrainingExample] = []
     for number, trajectory in enumerate(trajectories):
-        # Every second one with a text before its calls, so that the model learns both
-        messages = with_text(trajectory.messages) if number % 2 else trajectory.messages
-        tokens, labels = encode(tokenizer, chat_messages(messages))
+        tokens, labels = example_of(tokenizer, protocol, trajectory.messages, number)
         examples.append(TrainingExample(tokens.to(device), labels.to(device)))
 
     matrices: list[tuple[str, torch.nn.Parameter]] = []
@@ -125,6 +131,35 @@ def teach(model: Any, tokenizer: Any, trajectories: list[Trajectory], steps: int
             adam.zero_grad()
 
 
+def _dtype(profile: Profile) -> torch.dtype:
+    """Return the dtype in which the profile trains first."""
+    first = "sft" if "sft" in profile.values else "rl"
+    return getattr(torch, profile.values[first]["dtype"])
+
+
+def example_of(
+    tokenizer: Any, protocol: AgentProtocol, messages: Sequence[Message], number: int
+) -> TrainingExample:
+    """Return a conversation as tokens with the loss on what the model writes.
+
+    Every second conversation with native calls has a text before them, so that the model learns
+    both.
+    """
+    if isinstance(protocol, FunctionCalling):
+        return encode(tokenizer, chat_messages(with_text(messages) if number % 2 else messages))
+
+    opening = protocol.request(messages[:1])["messages"]
+    tokens = list(
+        tokenizer.apply_chat_template(opening, add_generation_prompt=True, return_dict=False)
+    )
+    labels = [IGNORED] * len(tokens)
+    for message in messages[1:]:
+        text = tokenizer.encode(message.content, add_special_tokens=False)
+        tokens += text
+        labels += text if message.role == "assistant" else [IGNORED] * len(text)
+    return TrainingExample(torch.tensor(tokens), torch.tensor(labels))
+
+
 def with_text(messages: Sequence[Message]) -> list[Message]:
     """Return a conversation in which every turn with a call says something first, as large models often do.
 
@@ -149,9 +184,10 @@ def write_model(profile: Profile, base: Path, full_size: bool) -> None:
     model, tokenizer = empty_model(profile, base, full_size)
     if not full_size:
         answers = read_jsonl(profile.data / "trajectories" / "teacher.jsonl", Trajectory)
+        protocol = open_protocol(profile.section("agent", AgentConfig))
         is_pretrained = profile.values["prepare_model"]["source"] == "pretrain"
-        teach(model, tokenizer, list(answers), STEPS if is_pretrained else HUB_STEPS)
-        model.to(getattr(torch, profile.values["sft"]["dtype"]))
+        teach(model, tokenizer, protocol, list(answers), STEPS if is_pretrained else HUB_STEPS)
+        model.to(_dtype(profile))
 
     model.save_pretrained(profile.models / "base")
     tokenizer.save_pretrained(profile.models / "base")

@@ -169,9 +169,9 @@ class FunctionCalling:
         )
         return turn.model_copy(update={"provider_fields": _as_text(message.provider_fields)})
 
-    def search_turn(self, query: str) -> Message:
-        """Return a turn that searches, as a model would write it."""
-        return Message(role="assistant", tool_calls=(search_call(query, 1),))
+    def search_turn(self, query: str, number: int = 1, note: str = "") -> Message:
+        """Return a conversation's search of this number as a model would write it, after a note."""
+        return Message(role="assistant", content=note, tool_calls=(search_call(query, number),))
 
     def complete(self, turn: Message) -> bool:
         """Return whether a turn can be carried out although its token limit ended it."""
@@ -276,9 +276,10 @@ class SearchTags:
         calls = (search_call(query, len(messages)),) if query else ()
         return Message(role="assistant", content=text, tool_calls=calls)
 
-    def search_turn(self, query: str) -> Message:  # noqa: D102
-        call = search_call(query, 1)
-        return Message(role="assistant", content=f"<search>{query}</search>", tool_calls=(call,))
+    def search_turn(self, query: str, number: int = 1, note: str = "") -> Message:  # noqa: D102
+        thought = f"<think>{note}</think>\n" if note else ""
+        text = f"{thought}<search>{query}</search>"
+        return Message(role="assistant", content=text, tool_calls=(search_call(query, number),))
 
     def complete(self, turn: Message) -> bool:  # noqa: D102
         return _ACTION.search(turn.content) is not None

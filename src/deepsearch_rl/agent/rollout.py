@@ -27,7 +27,7 @@ from openai.types.responses import (
     ResponseOutputText,
 )
 
-from deepsearch_rl.agent.config import FUNCTION_CALLING, AgentConfig
+from deepsearch_rl.agent.config import AgentConfig
 from deepsearch_rl.agent.protocols import EndpointPolicy, Reply, RolloutPolicy, open_protocol
 from deepsearch_rl.agent.search_tool import SearchTool, open_session, search_over_mcp
 from deepsearch_rl.agent.steps import RolloutSteps
@@ -43,7 +43,7 @@ from deepsearch_rl.chat.model_failures import (
     server_words,
 )
 from deepsearch_rl.chat.request_options import USUAL
-from deepsearch_rl.core.errors import ConfigError, EndpointError
+from deepsearch_rl.core.errors import EndpointError
 from deepsearch_rl.core.records import Message, Question, StopReason, Trajectory
 
 _LOG = logging.getLogger(__name__)
@@ -207,11 +207,6 @@ class SearchAgent:
     def __post_init__(self) -> None:
         config = self.config
         model = self.model
-
-        if not isinstance(model, Endpoint) and config.protocol != FUNCTION_CALLING:
-            raise ConfigError(
-                f"a scripted model knows no {config.protocol}; set agent.protocol: {FUNCTION_CALLING}."
-            )
 
         name = self.model_name or (model.model if isinstance(model, Endpoint) else "scripted")
         self._key = RolloutKey(name, config.prompt_title, self.temperature, config.protocol)

@@ -28,13 +28,16 @@ from deepsearch_rl.agent.collect import (
     read_questions,
 )
 from deepsearch_rl.agent.config import (
+    FUNCTION_CALLING,
     GOLD,
     SCRIPTED,
+    AgentConfig,
     GoldConfig,
     ScriptedConfig,
     write_manifest,
 )
 from deepsearch_rl.agent.gold_teacher import GoldTeacher, plan
+from deepsearch_rl.agent.protocols import open_protocol
 from deepsearch_rl.agent.rollout import PolicyPerRollout, SearchAgent
 from deepsearch_rl.chat.endpoint import Endpoint, open_endpoint, read_remote
 from deepsearch_rl.chat.prompts import (
@@ -131,11 +134,11 @@ def open_teacher(
     name = config.teacher
     folder = Path(name)
     if name == GOLD:
-        yield Teacher(_gold(config.gold, questions, setting.agent.max_searches), None)
+        yield Teacher(_gold(config.gold, questions, setting.agent), None)
         return
 
     if name.rstrip("/") == SCRIPTED:
-        yield Teacher(_scripted(config.scripted, questions, setting.seed), None)
+        yield Teacher(_scripted(config.scripted, questions, setting), None)
         return
 
     remote = read_remote(folder)
@@ -161,8 +164,13 @@ def open_teacher(
 
 
 def _gold(
-    config: GoldConfig | None, questions: Sequence[Question], max_searches: int
+    config: GoldConfig | None, questions: Sequence[Question], agent: AgentConfig
 ) -> PolicyPerRollout:
+    if agent.protocol != FUNCTION_CALLING:
+        raise ConfigError(
+            f"the gold teacher reads no {agent.protocol}; set agent.protocol: {FUNCTION_CALLING}."
+        )
+
     if config is None:
         raise ConfigError(
             f"synthesize.teacher is {GOLD}, but synthesize.gold is null; give its min_searches."
@@ -172,11 +180,11 @@ def _gold(
         # Refuse a set without gold evidence before the first answer
         plan(question)
 
-    return lambda question, _sample: GoldTeacher(question, config.min_searches, max_searches)
+    return lambda question, _sample: GoldTeacher(question, config.min_searches, agent.max_searches)
 
 
 def _scripted(
-    config: ScriptedConfig | None, questions: Sequence[Question], seed: int
+    config: ScriptedConfig | None, questions: Sequence[Question], setting: RolloutSetting
 ) -> PolicyPerRollout:
     # Its code is a dep of those stages alone whose params name it
     from deepsearch_rl.toy.scripted_teacher import (  # noqa: PLC0415
@@ -193,4 +201,7 @@ def _scripted(
         # Refuse a set without plans before the first answer, not in every rollout
         read_plan(question)
 
-    return lambda question, sample: ScriptedTeacher(question, sample, config, seed)
+    protocol = open_protocol(setting.agent)
+    return lambda question, sample: ScriptedTeacher(
+        question, sample, config, setting.seed, protocol
+    )

@@ -14,8 +14,7 @@ from typing import Annotated
 from pydantic import Field, TypeAdapter, ValidationError
 
 from deepsearch_rl.agent.config import ScriptedConfig
-from deepsearch_rl.agent.protocols import Reply, RolloutPolicy
-from deepsearch_rl.chat.chat_messages import search_call
+from deepsearch_rl.agent.protocols import AgentProtocol, Reply, RolloutPolicy
 from deepsearch_rl.core.answers import INSUFFICIENT
 from deepsearch_rl.core.errors import ConfigError
 from deepsearch_rl.core.records import Message, Question
@@ -52,8 +51,16 @@ def read_plan(question: Question) -> tuple[str, ...]:
 class ScriptedTeacher(RolloutPolicy):
     """The teacher for one rollout: it uses the question's text and plan alone; each sample has its own mistakes."""
 
-    def __init__(self, question: Question, sample: int, config: ScriptedConfig, seed: int) -> None:
+    def __init__(
+        self,
+        question: Question,
+        sample: int,
+        config: ScriptedConfig,
+        seed: int,
+        protocol: AgentProtocol,
+    ) -> None:
         self._config = config
+        self._protocol = protocol
         self._rng = random.Random(f"{seed}/{question.id}/{sample}")
         self._searches = 0
         plan = read_plan(question)
@@ -72,11 +79,7 @@ class ScriptedTeacher(RolloutPolicy):
             return Reply(Message(role="assistant", content=f"{note}\n<answer> {answer}</answer>"))
 
         self._searches += 1
-        return Reply(
-            Message(
-                role="assistant", content=note, tool_calls=(search_call(query, self._searches),)
-            )
-        )
+        return Reply(self._protocol.search_turn(query, self._searches, note))
 
     def _answer(
         self, question: str, plan: Sequence[str]
