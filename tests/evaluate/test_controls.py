@@ -2,7 +2,7 @@ import asyncio
 
 import pytest
 
-from deepsearch_rl.chat.chat_messages import RETRIEVE_TOOL, format_passages
+from deepsearch_rl.chat.chat_messages import RETRIEVE_TOOL, call_id, format_passages
 from deepsearch_rl.chat.endpoint import Endpoint
 from deepsearch_rl.core.records import Evidence, Question, QuestionMetadata, StopReason, Trajectory
 from deepsearch_rl.evaluate.set_evaluation import (
@@ -138,7 +138,7 @@ def test_with_gold_passages_every_search_returns_them_and_the_tool_stays_offered
         message["tool_call_id"] for message in second["messages"] if message["role"] == "tool"
     ]
     assert [call["id"] for call in calls] == results
-    assert results == ["call_1", "random"]
+    assert results == [call_id(1), call_id(2)]
     assert (trajectory.answer, trajectory.stop_reason) == ("Ben Ide", StopReason.ANSWERED)
 
 

@@ -164,7 +164,9 @@ def test_a_model_of_the_thinking_profile_that_does_not_think_has_its_own_prompt(
 def test_the_options_in_the_thinking_profiles_readme_fit_the_stages(tmp_path: Path) -> None:
     readme = (PROFILES["thinking"].parent / "README.md").read_text()
     runs = [
-        re.findall(r"-S '([^']+)'", line) for line in readme.splitlines() if line.startswith("|")
+        re.findall(r"-S '[\w/]+\.yaml:([^']+)'", line)
+        for line in readme.splitlines()
+        if line.startswith("|")
     ]
     short, longer, flat, other = filter(None, runs)
     for options in (short, [*short, *longer], flat, other):

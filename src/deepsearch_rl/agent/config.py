@@ -135,6 +135,11 @@ SCRIPTED = "src/deepsearch_rl/toy"
 GOLD = "src/deepsearch_rl/agent/gold_teacher.py"
 
 
+def is_script(teacher: str, script: str) -> bool:
+    """Return whether `synthesize.teacher` names a script, SCRIPTED or GOLD, from any working directory."""
+    return teacher.rstrip("/").endswith(script)
+
+
 class GoldConfig(Record):
     """How the teacher from gold evidence searches."""
 

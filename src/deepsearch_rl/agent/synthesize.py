@@ -34,6 +34,7 @@ from deepsearch_rl.agent.config import (
     AgentConfig,
     GoldConfig,
     ScriptedConfig,
+    is_script,
     write_manifest,
 )
 from deepsearch_rl.agent.gold_teacher import GoldTeacher, plan
@@ -133,11 +134,11 @@ def open_teacher(
     """
     name = config.teacher
     folder = Path(name)
-    if name == GOLD:
+    if is_script(name, GOLD):
         yield Teacher(_gold(config.gold, questions, setting.agent), None)
         return
 
-    if name.rstrip("/") == SCRIPTED:
+    if is_script(name, SCRIPTED):
         yield Teacher(_scripted(config.scripted, questions, setting), None)
         return
 

@@ -266,4 +266,4 @@ def test_prompts_of_which_none_is_known_as_that_of_queries_are_named(
 
     caplog.clear()
     SentenceTransformersEncoder(encoder_config(root, **{**SILENT, "query_prefix": ""}))
-    assert caplog.text == ""
+    assert "queries get no prompt" not in caplog.text
