@@ -14,6 +14,7 @@ from deepsearch_rl.core.errors import CheckFailedError, DeepsearchError, Unavail
 from deepsearch_rl.core.files import read_json
 from deepsearch_rl.core.profile import find_profile
 from deepsearch_rl.core.records import Record
+from deepsearch_rl.train.verl.checkpoints import TRACKER
 from tools.preflight.machine import interpreter_problems, peak_gpu_gib
 from tools.preflight.project import DATASET, START, Project
 
@@ -50,10 +51,11 @@ RECALL = "evidence_recall@10"
 LEAST_RECALL = 0.05
 
 
-# Of an engine of RL: its log and the optimizer's state in the scratch folder, as globs
+# Of an engine of RL, in the scratch folder, as globs: its log, and what shows that a checkpoint with
+# the optimizer's state is whole
 RL_FILES = {
     "art": ("train_log.jsonl", "**/optimizer.pt"),
-    "verl": ("verl/logs/*.jsonl", "verl/checkpoints/**/optim*"),
+    "verl": ("verl/logs/*.jsonl", f"verl/checkpoints/{TRACKER}"),
 }
 
 
@@ -252,18 +254,16 @@ class Preflight:
         project = self.project
         # Of two groups, often both have equal rewards, and then nothing is trained
         params = project.write_params({"rl.groups_per_step": 4}, "rl.yaml")
-        log, optimizer = RL_FILES[project.profile.values["rl"]["backend"]["engine"]]
+        log, saved = RL_FILES[project.profile.values["rl"]["backend"]["engine"]]
 
         def lines() -> list[dict[str, Any]]:
             logs = project.files(f"scratch/rl@{START}/*/{log}")
             return [line for path in logs for line in _lines(path)]
 
-        project.kill_when(lambda: len(lines()) > 1, "rl", "stages.rl", START, params=params)
-        if not project.files(f"scratch/rl@{START}/*/{optimizer}"):
-            raise CheckFailedError(
-                f"no checkpoint in {project.work} has the optimizer's state, so a resume loses it."
-            )
+        def is_saved() -> bool:
+            return len(lines()) > 1 and bool(project.files(f"scratch/rl@{START}/*/{saved}"))
 
+        project.kill_when(is_saved, "rl", "stages.rl", START, params=params)
         # A resumed run may not make step 1 again
         reward = _reward(lines()[1])
         project.run("rl", "stages.rl", START, params=params)
