@@ -21,7 +21,7 @@ from tests.settings import new_scratch
 from tests.worlds import World
 
 __all__ = ["policy_folder"]
-MODEL = "models/smoke/base"
+MODEL = "models/smoke/self_taught"
 
 
 @pytest.fixture
