@@ -34,6 +34,7 @@ from deepsearch_rl.agent.protocols import AgentProtocol
 from deepsearch_rl.agent.timing import timed
 from deepsearch_rl.agent.transcript import RolloutStopped, Transcript
 from deepsearch_rl.chat.chat_messages import RETRIEVE_TOOL, RETRIEVE_TOOL_NAME
+from deepsearch_rl.chat.completion import number_text
 from deepsearch_rl.core.errors import EndpointError
 from deepsearch_rl.core.files import first_problem
 from deepsearch_rl.core.records import (
@@ -77,7 +78,7 @@ def _as_text(value: object) -> object:
     """Return a number, or the one text of a list, as the text that it means."""
     if isinstance(value, list) and len(value) == 1:
         [value] = value
-    return str(value) if isinstance(value, int | float) and not isinstance(value, bool) else value
+    return number_text(value)
 
 
 class _SearchArguments(Record):

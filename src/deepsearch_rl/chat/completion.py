@@ -54,7 +54,8 @@ def replace_lone_surrogates(text: str) -> str:
     return text.encode("utf-8", "replace").decode("utf-8")
 
 
-def _id_text(value: object) -> object:
+def number_text(value: object) -> object:
+    """Return a number as the text that it means, anything else as it is."""
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     return str(value) if is_number else value
 
@@ -136,7 +137,7 @@ class _CalledFunction(_ReturnedRecord):
 
 
 class _ToolCall(_ReturnedRecord):
-    id: Annotated[StorableText | None, BeforeValidator(_id_text)] = None
+    id: Annotated[StorableText | None, BeforeValidator(number_text)] = None
     function: _CalledFunction
 
     @property
@@ -220,7 +221,7 @@ class AssistantMessage(_ReturnedRecord):
 
 
 class _Choice(_ServerRecord):
-    finish_reason: Annotated[str | None, BeforeValidator(_id_text)] = None
+    finish_reason: Annotated[str | None, BeforeValidator(number_text)] = None
     native_finish_reason: JsonValue = None
     stop_reason: JsonValue = None
     matched_stop: JsonValue = None

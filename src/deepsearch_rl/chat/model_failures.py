@@ -19,7 +19,7 @@ from typing import Any
 import openai
 
 from deepsearch_rl.core.errors import EndpointError
-from deepsearch_rl.core.records import StopReason
+from deepsearch_rl.core.records import StopReason, json_object
 
 WORDINGS = Path(__file__).with_name("provider_wordings.toml")
 
@@ -85,7 +85,7 @@ def left_call(text: str) -> str | None:
             return _advice(form["form"], form["vllm"], form.get("sglang"))
     calls = list(_HERMES_CALL.finditer(text))
     is_readable = all(
-        call["cut"] is None and isinstance(_object(call[1]).get("arguments"), dict)
+        call["cut"] is None and isinstance((json_object(call[1]) or {}).get("arguments"), dict)
         for call in calls
     )
     return _advice("Hermes", "hermes", "qwen25") if calls and is_readable else None
@@ -97,15 +97,6 @@ def _advice(form: str, vllm: str, sglang: str | None) -> str:
         f"a tool call that the server left in the text, in the form of {form}: start vLLM with "
         f"--enable-auto-tool-choice --tool-call-parser {vllm} ({others})"
     )
-
-
-def _object(text: str) -> dict[str, Any]:
-    """Return the object that a text of JSON holds, an empty one where it holds none."""
-    try:
-        value = json.loads(text)
-    except (ValueError, RecursionError):
-        return {}
-    return value if isinstance(value, dict) else {}
 
 
 def server_words(error: Exception) -> str:
@@ -123,7 +114,7 @@ def _texts(sent: Any) -> Iterator[str]:
     if isinstance(sent, str):
         yield sent
         if sent.startswith("{"):
-            yield from _texts(_object(sent))
+            yield from _texts(json_object(sent))
     elif isinstance(sent, dict | list):
         parts = sent if isinstance(sent, list) else [sent[key] for key in sent.keys() - _NAMES]
         for part in parts:

@@ -15,6 +15,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from deepsearch_rl.chat.model_failures import FailedGenerationError
+from deepsearch_rl.core.records import json_object
 
 END_OF_STREAM = "[DONE]"
 # Fields that a piece repeats and does not continue
@@ -122,22 +123,19 @@ def _as_items(value: Any) -> list[Any]:
 def _joined_items(items: list[Any], more: list[Any]) -> list[Any]:
     joined = list(items)
     for item in more:
-        place = (item.get("type"), item.get("index")) if isinstance(item, dict) else (None, None)
-        last = joined[-1] if joined else None
-        if (
-            place[1] is not None
-            and isinstance(last, dict)
-            and place
-            == (
-                last.get("type"),
-                last.get("index"),
-            )
-        ):
+        if joined and _place(item) is not None and _place(item) == _place(joined[-1]):
             for key, part in item.items():
-                _add(last, key, part)
+                _add(joined[-1], key, part)
         else:
             joined.append(item)
     return joined
+
+
+def _place(item: Any) -> tuple[Any, Any] | None:
+    """Return the kind and number of an item of a list; None where it has no number."""
+    if not isinstance(item, dict) or item.get("index") is None:
+        return None
+    return item.get("type"), item["index"]
 
 
 def _is_call(piece: Any) -> bool:
@@ -199,8 +197,4 @@ def _arguments(function: dict[str, Any]) -> str:
 
 
 def _is_complete(call: dict[str, Any]) -> bool:
-    try:
-        arguments = json.loads(call["function"]["arguments"])
-        return isinstance(arguments, dict) and bool(arguments)
-    except (ValueError, RecursionError):
-        return False
+    return bool(json_object(call["function"]["arguments"]))

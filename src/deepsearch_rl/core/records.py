@@ -234,6 +234,16 @@ class StopReason(StrEnum):
 SERVER_FAILURES = frozenset({StopReason.MODEL_ERROR, StopReason.TOOL_ERROR})
 
 
+def json_object(text: str) -> dict[str, JsonValue] | None:
+    """Return the object that a text of JSON holds; None if it holds anything else."""
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+
+    return value if isinstance(value, dict) else None
+
+
 # JSON text of fields that only the server understands and wants back with the conversation, such as
 # thought signatures; no file holds them
 ProviderFields = Annotated[str, Field(exclude=True, repr=False)]
@@ -250,12 +260,7 @@ class ToolCall(Record):
     @property
     def parsed(self) -> dict[str, JsonValue] | None:
         """The arguments as an object; None if they are anything else."""
-        try:
-            arguments = json.loads(self.arguments)
-        except (ValueError, RecursionError):
-            return None
-
-        return arguments if isinstance(arguments, dict) else None
+        return json_object(self.arguments)
 
 
 class Message(Record):

@@ -159,9 +159,9 @@ def is_out_of_money(text: str) -> bool:
 def is_larger_than_limit(text: str) -> bool:
     """Return whether an error of status 429 says that the request alone has more tokens than its limit of time."""
     numbers = _LIMIT.search(text)
-    limit, requested = (
-        (int(n.replace(",", "") or 0) for n in numbers.groups()) if numbers else (0, 0)
-    )
+    if numbers is None:
+        return False
+    limit, requested = (int(number.replace(",", "") or 0) for number in numbers.groups())
     return requested > limit
 
 
