@@ -1,5 +1,7 @@
 """Sentences and words: where they begin and end."""
 
+import unicodedata
+
 import pytest
 
 from deepsearch_rl.data.sentences import MAX_SENTENCE_CHARS, sentence_spans, word_spans
@@ -64,6 +66,9 @@ def test_words_are_runs_of_word_characters_and_single_signs() -> None:
         ("राम घर गया।", "वह सो गया॥", "ठीक।"),
         ("ሰላም።", "ደህና።"),
         ("他说：“好。”", "我走了！？", "真的。"),  # noqa: RUF001
+        ("ते राहतात.", "ते आहेत.", "ठीक."),
+        ("הוּא בָּא לְשָׁלוֹם.", "הִיא בָּאָה."),
+        (unicodedata.normalize("NFD", "Новый сайт."), "Он открыт."),
         ("３．５です．", "次の文。"),  # noqa: RUF001
     ],
 )

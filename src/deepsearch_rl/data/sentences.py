@@ -46,8 +46,9 @@ _ABBREVIATIONS = (
     *("Inc", "Ltd", "No", "vs"),
     *("Jan", "Feb", "Mar", "Apr", "Aug", "Sept", "Sep", "Oct", "Nov", "Dec"),
 )
-# One letter is an initial, but for ASCII's small ones
-_NO_ABBREVIATION = "".join(rf"(?<!\b{word}\.)" for word in (r"[^\W\d_a-z]", *_ABBREVIATIONS))
+# One letter is an initial, but for ASCII's small ones; a mark before it belongs to its word
+_INITIAL = rf"(?<![{MARKS}])[^\W\d_a-z]"
+_NO_ABBREVIATION = "".join(rf"(?<!\b{word}\.)" for word in (_INITIAL, *_ABBREVIATIONS))
 # Without ASCII's and the variants of its full stop; those of rare scripts stand above U+FFFF
 _TERMINATORS = (
     "\u0589\u061d-\u061f\u06d4\u0700-\u0702\u07f9\u0837\u0839\u083d\u083e\u0964\u0965\u0f0d\u0f0e"
