@@ -79,8 +79,8 @@ def test_the_day_of_publication_is_read_in_every_usual_form(
 
 @pytest.mark.parametrize(
     "published_at",
-    ["", None, True, "2023-02-30", "10/30/2023", "spring 2023", "20231030120000", "12", float("nan"),
-     "May 1, 2023, updated May 3, 2023", ["2023-10-30"]],
+    ["", None, True, "2023-02-30", "10/30/2023", "spring 2023", "20231030120000", "202310301200", 2023103012, "12",
+     float("nan"), "May 1, 2023, updated May 3, 2023", ["2023-10-30"]],
 )  # fmt: skip
 def test_what_does_not_say_one_day_is_no_date(published_at: JsonValue) -> None:
     assert parse_day(published_at) == UNKNOWN_DAY

@@ -25,7 +25,11 @@ MONTHS = (
 # Seconds of Unix time, from 1973 to 2100; greater numbers are milli-, micro- or nanoseconds
 EPOCH_S = (1e8, 4.1e9)
 _MONTH_OR_YEAR = re.compile(r"\d{4}(?:-\d{2})?")
-_NUMBER = re.compile(r"\d{9,19}(?:\.\d+)?")
+# A day with hours or minutes in digits alone would be a wrong day of Unix time
+_NUMBER = re.compile(
+    r"(?!(?:19|20)\d\d(?:0[1-9]|1[0-2])(?:0[1-9]|[12]\d|3[01])(?:[01]\d|2[0-3])(?:[0-5]\d)?$)"
+    r"\d{9,19}(?:\.\d+)?"
+)
 _MONTH = (
     r"(?P<month>jan(?:uary)?|feb(?:ruary)?|mar(?:ch)?|apr(?:il)?|may|june?|july?|aug(?:ust)?|sept?(?:ember)?"
     r"|oct(?:ober)?|nov(?:ember)?|dec(?:ember)?)\.?"
