@@ -36,6 +36,8 @@ def test_text_becomes_lower_case_stems_without_stop_words(text: str, terms: obje
         "infor&shy;mation",
         "infor&#173;m&#x61;tion",
         "infor&amp;shy;mation",
+        "infor\u00ad\nmation",
+        "infor&shy; \r\n mation",
     ],
 )
 def test_invisible_characters_and_entities_inside_a_word_leave_it_as_it_reads(written: str) -> None:
@@ -49,6 +51,7 @@ def test_invisible_characters_and_entities_inside_a_word_leave_it_as_it_reads(wr
         ("\u0132sselmeer \ufb05op", "IJsselmeer stop"),
         ("\ufefb", "\u0644\u0627"),  # Arabic's lam with alef
         ("caf&eacute; &Eacute;clair", "café éclair"),
+        ("CO\u2082 H&#8322;O", "CO2 H2O"),
     ],
 )
 def test_ligatures_and_entities_are_the_letters_that_they_stand_for(

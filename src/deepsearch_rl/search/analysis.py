@@ -19,8 +19,9 @@ pairs as well, so that a query of one letter finds them; they do not make a pass
 
 A combining mark (a vowel sign of Hindi, a tone of Thai, a detached accent) belongs to the letter
 before it. Texts with such marks or scripts are brought to Unicode's form NFC first. HTML entities,
-ligatures and letters of full or half width become the letters that they stand for, and invisible
-characters (soft hyphens, blanks without width, directions of writing) are dropped.
+ligatures, subscripts and letters of full or half width become the letters that they stand for, and
+invisible characters (soft hyphens, blanks without width, directions of writing) are dropped, a soft
+hyphen with the end of its line.
 """
 
 import html
@@ -70,8 +71,8 @@ UNSPACED = (
     "\u3100-\u312f\u31a0-\u31bf\u3400-\u4dbf\u4e00-\ua4cf\uf900-\ufaff\U00020000-\U0003ffff"  # Chinese, Yi
 )
 _WIDTHS = "\uff01-\uffdc"  # full-width ASCII, half-width katakana and Hangul
-# Letters that are several, or another one in a certain shape: ligatures, digraphs, widths
-_COMPOUND = f"\u0132\u0133\u0149\u017f\u01c4-\u01cc\u01f1-\u01f3\ufb00-\ufdff\ufe70-\ufefc{_WIDTHS}"
+# Letters that are several, or another one in a certain shape: ligatures, digraphs, subscripts, widths
+_COMPOUND = f"\u0132\u0133\u0149\u017f\u01c4-\u01cc\u01f1-\u01f3\u2080-\u209c\ufb00-\ufdff\ufe70-\ufefc{_WIDTHS}"
 _JOINERS = "\u200c\u200d"
 # What nobody sees: hyphens for the end of a line, blanks without width, directions of writing,
 # selectors of shapes, and other characters that Unicode lets programs ignore; enclosing marks
@@ -103,7 +104,9 @@ _SPECIAL = re.compile(
 )
 _COMPOUNDS = re.compile(f"[{_COMPOUND}]+")
 # Between Arabic letters a joiner parts words
-_DROPPED = re.compile(f"[{_INVISIBLE}]+|(?<![\u0620-\u064a\u066e-\u06d3])[{_JOINERS}]")
+_DROPPED = re.compile(
+    f"\u00ad\\s*\n\\s*|[{_INVISIBLE}]+|(?<![\u0620-\u064a\u066e-\u06d3])[{_JOINERS}]"
+)
 _ENTITY = re.compile(r"&(?:\w+|#\w+);")
 _UNSPACED = re.compile(f"[{UNSPACED}{_WIDTHS}]")
 _LETTER = re.compile(f"[{UNSPACED}][{MARKS}]*")
