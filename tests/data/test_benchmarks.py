@@ -55,6 +55,12 @@ def test_triviaqas_answer_object_is_its_value_and_aliases(tmp_path: Path) -> Non
     assert question.metadata.model_extra == {}
 
 
+def test_the_hidden_answers_of_triviaqas_test_split_are_refused(tmp_path: Path) -> None:
+    row = {"question": "Who?", "question_id": "tc_1", "answer": {"aliases": [], "value": "<unk>"}}
+    with pytest.raises(RecordError, match="no answer contains a word"):
+        read("triviaqa", write(tmp_path / "q.jsonl", row))
+
+
 def test_bamboogles_table_is_read_and_numbered(tmp_path: Path) -> None:
     path = tmp_path / "bamboogle.csv"
     path.write_text('Question,Answer\nWho was first?,Ada\n"When, exactly?",1821\n')
