@@ -75,7 +75,8 @@ def test_filters_leave_out_what_is_of_another_source_or_day_or_of_none(index: Pa
     )
     dated = ("--after", "2020-05-01", "--before", "2020-05-01")
     assert "[1]" in retrieve("search", "--index", index, *dated, "river")
-    assert retrieve("search", "--index", index, *dated, "comet") == "No passages found.\n"
+    undated = "2 of 3 passages have no date (metadata.published_at), and are left out\n"
+    assert retrieve("search", "--index", index, *dated, "comet") == f"{undated}No passages found.\n"
     with pytest.raises(ConfigError, match="is later than"):
         retrieve(
             "search", "--index", index, "--after", "2021-01-01", "--before", "2020-01-01", "comet"

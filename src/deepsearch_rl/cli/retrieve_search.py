@@ -76,6 +76,12 @@ def search_command(
         raise ConfigError(f"these filters cannot work: {error.errors()[0]['msg']}.") from error
 
     searcher = open_index(index, chunks, retriever)
+    if (after or before) and (undated := searcher.rows.undated):
+        typer.echo(
+            f"{undated} of {len(searcher.chunks)} passages have no date (metadata.published_at), and "
+            "are left out",
+            err=True,
+        )
     if reranker:
         settings = _changed_retrieval(changes, {"reranker.model": reranker})
         config = settings.section("reranker", rerank.RerankerConfig)

@@ -254,6 +254,11 @@ class RowTable:
             raise ArtifactError(f"the columns in {folder} differ in length; build the index again.")
         return cls(source_N, sources, day_N)
 
+    @property
+    def undated(self) -> int:
+        """Rows that no filter by date finds."""
+        return int(np.count_nonzero(self.day_N == UNKNOWN_DAY))
+
     def mask(self, where: Filter) -> NDArray[np.bool_]:
         """Return which of the N rows match; both bounds belong to the range."""
         allowed_N = np.ones(len(self.day_N), dtype=np.bool_)
