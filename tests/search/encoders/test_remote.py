@@ -196,7 +196,8 @@ def test_a_server_that_is_not_there_is_named(server: Server) -> None:
             {"data": [{"index": 0, "embedding": [1, 2]}]},
             r"dimension 2, where index\.encoder\.dimension is 3",
         ),
-        (b'{"data": [{"index": 0, "embedding": [1, 2, NaN]}]}', "not finite"),
+        (b'{"data": [{"index": 0, "embedding": [1, 2, NaN]}]}', "not finite for 'query: a'"),
+        ({"data": [{"index": 0, "embedding": [1, 2, None]}]}, "not finite for 'query: a'"),
     ],
 )
 def test_an_answer_that_is_no_embedding_is_refused(

@@ -138,9 +138,9 @@ def vectors(texts: list[str], number: float | None = 1.0) -> Reply:
     return 200, {"data": rows}, {}
 
 
-def nan_for(texts: list[str], of: set[str]) -> Reply:
+def nan_for(texts: list[str], of: set[str], nan: float | None = float("nan")) -> Reply:
     rows = [
-        {"index": row, "embedding": [float("nan") if text in of else 1.0, 0.0]}
+        {"index": row, "embedding": [nan if text in of else 1.0, 0.0]}
         for row, text in enumerate(texts)
     ]
     return 200, {"data": rows}, {}
@@ -181,6 +181,7 @@ EMBEDDINGS: dict[str, tuple[Behaviour, int, int]] = {
     "null for every number": (lambda texts: vectors(texts, None), 64, 1),
     "NaN for every text": (lambda texts: nan_for(texts, set(texts)), 64, 1),
     "NaN for one text": (lambda texts: nan_for(texts, {POISON}), 1, 13),
+    "null for one text": (lambda texts: nan_for(texts, {POISON}, None), 1, 13),
     "no such model": (lambda _: (404, {"error": "x"}, {}), 64, 1),
     "a key that may not": (lambda _: (403, {"error": "x"}, {}), 64, 1),
     "a quota that is out": (lambda _: (429, {"error": "insufficient_quota"}, {}), 64, 1),

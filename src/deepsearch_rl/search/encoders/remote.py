@@ -90,7 +90,8 @@ class _Vector(BaseModel):
     """One text's vector, as the server numbers it; other fields are ignored, here and in the answer."""
 
     index: int
-    embedding: list[float]
+    # Some servers write NaN as null
+    embedding: list[float | None]
 
 
 class _EmbeddingsAnswer(BaseModel):
@@ -173,10 +174,10 @@ class RemoteEncoder:
             kind = EndpointError if is_lost and self._answers_others() else EndpointDownError
             raise self._failure(f"cannot be reached ({error.__cause__ or error})", kind) from error
 
-        return self._parse(answer, len(texts))
+        return self._parse(answer, texts)
 
-    def _parse(self, answer: bytes, texts: int) -> Vectors:
-        """Return the embeddings_BD of an answer to so many texts; raise where it holds anything else."""
+    def _parse(self, answer: bytes, texts: list[str]) -> Vectors:
+        """Return the embeddings_BD of an answer to B texts; raise where it holds anything else."""
         try:
             vectors = _EmbeddingsAnswer.model_validate_json(answer).data
         except ValidationError as error:
@@ -186,9 +187,9 @@ class RemoteEncoder:
             ) from None
 
         vectors.sort(key=lambda vector: vector.index)
-        if [vector.index for vector in vectors] != list(range(texts)):
+        if [vector.index for vector in vectors] != list(range(len(texts))):
             raise self._failure(
-                f"answered {texts} texts with {len(vectors)} vectors, or numbered them wrongly"
+                f"answered {len(texts)} texts with {len(vectors)} vectors, or numbered them wrongly"
             )
 
         rows = [vector.embedding for vector in vectors]
@@ -202,9 +203,10 @@ class RemoteEncoder:
         finite_B = np.isfinite(embeddings_BD).all(axis=1)
         if not finite_B.all():
             # Some finite vectors: the server works, and a text of this batch is the reason.
-            is_of_texts = finite_B.any() or texts == 1
+            is_of_texts = finite_B.any() or len(texts) == 1
+            text = texts[int(finite_B.argmin())][:QUOTED_CHARACTERS]
             raise self._failure(
-                "gives vectors with numbers that are not finite",
+                f"gives a vector with numbers that are not finite for {text!r}",
                 EndpointError if is_of_texts else EndpointDownError,
             )
 
