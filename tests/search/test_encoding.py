@@ -14,6 +14,7 @@ import pytest
 from deepsearch_rl.core.errors import ArtifactError
 from deepsearch_rl.search import encoding
 from deepsearch_rl.search.encoders.encoder import EncoderConfig, Unread, normalise_rows
+from deepsearch_rl.search.encoders.own import OwnEncoderConfig
 from deepsearch_rl.search.encoders.tfidf_svd import TfidfSvdConfig
 from deepsearch_rl.search.encoding import (
     EncodingConfig,
@@ -264,6 +265,20 @@ def test_a_vector_that_is_not_finite_is_refused_with_its_passage_and_row(
     assert not (tmp_path / "out.npy").exists()
 
 
+def test_a_vector_of_an_own_encoder_that_is_not_finite_is_refused_with_its_row(
+    tmp_path: Path,
+) -> None:
+    code = tmp_path / "own.py"
+    code.write_text(
+        "class Own:\n    dimension = 2\n\n    def encode(self, texts, kind):\n"
+        "        return [[float('nan') if 'nan' in text else 1, 0] for text in texts]\n"
+    )
+    own = OwnEncoderConfig(name="own", code=f"{code}:Own")
+    chunks = make_chunks(["comet", "a nan"])
+    with pytest.raises(ArtifactError, match=r"passage 'c1' \(row 1\) holds NaN or infinite"):
+        encode(tmp_path / "learnt", chunks=chunks, encoder=own)
+
+
 def test_numbers_whose_squares_are_infinite_keep_their_direction() -> None:
     big = np.array([[3e30, 4e30], [0, 0]], dtype=np.float32)
     np.testing.assert_allclose(normalise_rows(big), [[0.6, 0.8], [0, 0]], rtol=1e-6)
@@ -293,6 +308,8 @@ def test_passages_that_an_encoder_reads_in_part_are_counted_in_its_own_tokens(
     # [CLS] passage : a comet on the river [SEP]
     texts = ["a comet on the river", "a comet"]
     assert encoder.count_unread(texts) == Unread(texts=1, length=9, unread=1)
+    # [CLS] passage : : : : : [SEP]
+    assert encoder.count_unread([":::::"]) == Unread(texts=1, length=9, unread=1)
 
 
 def test_a_query_whose_vector_is_not_finite_is_refused_and_named(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from safetensors.torch import load_file, save_file
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.modules import Router
 from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
+from transformers import BertTokenizerFast
 
 from deepsearch_rl.core.errors import ArtifactError
 from deepsearch_rl.core.files import write_jsonl
@@ -18,7 +19,7 @@ from deepsearch_rl.search.encoders.own import OwnEncoderConfig
 from deepsearch_rl.search.encoders.sentence_transformers import SentenceTransformersEncoder
 from deepsearch_rl.search.searcher import open_index
 from tests.chunks import make_chunks
-from tests.search.encoders.folders import encoder_config, write_bert, write_sentence_bert
+from tests.search.encoders.folders import WORDS, encoder_config, write_bert, write_sentence_bert
 from tests.settings import INDEX
 
 POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 90868376\n"
@@ -72,6 +73,26 @@ def test_a_truncated_file_is_an_error_in_one_paragraph(tmp_path: Path, name: str
     (root / name).write_bytes((root / name).read_bytes()[:200])
     with pytest.raises(ArtifactError, match="holds no encoder that can be loaded"):
         SentenceTransformersEncoder(encoder_config(tmp_path, pooling=None))
+
+
+def test_a_folder_without_the_files_of_its_tokenizer_is_refused(tmp_path: Path) -> None:
+    root = write_sentence_bert(tmp_path)
+    for name in ("vocab.txt", "tokenizer.json", "tokenizer_config.json"):
+        (root / name).unlink(missing_ok=True)
+    with pytest.raises(ArtifactError, match="has no vocabulary"):
+        SentenceTransformersEncoder(encoder_config(root, pooling=None))
+
+
+@pytest.mark.parametrize("text", ["zebra", "comet " * 99], ids=["unknown", "too many"])
+def test_tokens_that_the_weights_do_not_know_are_an_error_with_a_remedy(
+    tmp_path: Path, text: str
+) -> None:
+    root = write_sentence_bert(tmp_path)
+    (root / "vocab.txt").write_text("\n".join([*WORDS, "zebra"]))
+    BertTokenizerFast(vocab=str(root / "vocab.txt")).save_pretrained(root)
+    encoder = SentenceTransformersEncoder(encoder_config(root, max_tokens=80))
+    with pytest.raises(ArtifactError, match=r"fails at texts of \d+ tokens: .*max_tokens"):
+        encoder.encode([text], "passage")
 
 
 def test_a_pooling_without_its_config_is_refused(tmp_path: Path) -> None:

@@ -146,8 +146,8 @@ class SentenceTransformersEncoder:
 
         Raises:
             ArtifactError: there is no such folder, or it holds no encoder that gives the same vectors
-                every time: a file is damaged or a Git LFS pointer, weights are missing, or queries
-                and passages have encoders of their own (Router).
+                every time: a file is damaged or a Git LFS pointer, weights or the vocabulary are
+                missing, or queries and passages have encoders of their own (Router).
             UnavailableError: there is no such device, or the revision is not in the hub's cache and
                 the hub cannot be reached.
         """
@@ -182,6 +182,7 @@ class SentenceTransformersEncoder:
         if config.max_tokens is not None:
             model.max_seq_length = config.max_tokens
 
+        self._path = path
         self._model = model
         self.dimension = model.get_embedding_dimension() or 0
         self._prefixes = {
@@ -191,6 +192,8 @@ class SentenceTransformersEncoder:
         # A model that is no transformer gives none, and one that packs its texts itself one for all
         mask_BT = model.preprocess(["a", "a b"]).get("attention_mask")
         self._has_masks = mask_BT is not None and len(mask_BT) == 2
+        if self._has_masks:
+            _require_vocabulary(model, path)
         self._batch_tokens = config.batch_tokens or BATCH_TOKENS[config.device]
         pass_tokens = PASS_TOKENS[config.device]
         self._batches = ParallelBatches(self._batch_tokens, pass_tokens, config.used_threads)
@@ -204,14 +207,15 @@ class SentenceTransformersEncoder:
     def count_unread(self, passages: Sequence[str]) -> Unread:
         """Return how many tokens of the passages lie behind the encoder's limit.
 
-        Texts of less than two bytes a token are taken to fit, and are not tokenized a second time.
+        A token has a byte or more; texts that fit whatever their tokens are not tokenized again.
         """
         limit = self._model.max_seq_length
         if not self._has_masks or limit is None:
             return Unread()
 
         prompt = self._prefixes["passage"]
-        texts = [prompt + text for text in passages if _bytes(text) >= 2 * limit]
+        # The other half of the limit is for special tokens and letters that are normalised to several
+        texts = [prompt + text for text in passages if 2 * _bytes(prompt + text) >= limit]
         rows = self._model.tokenizer(texts, verbose=False).input_ids if texts else []
         return Unread.of(map(len, rows), int(limit))
 
@@ -252,8 +256,16 @@ class SentenceTransformersEncoder:
             is_tensor = isinstance(value, torch.Tensor)
             inputs[name] = value.to(self._model.device) if is_tensor else value
 
-        with torch.inference_mode():
-            return self._model(inputs)["sentence_embedding"].float().cpu().numpy()
+        try:
+            with torch.inference_mode():
+                return self._model(inputs)["sentence_embedding"].float().cpu().numpy()
+        except (IndexError, RuntimeError) as error:
+            longest = features["attention_mask"].shape[1]
+            raise ArtifactError(
+                f"the encoder {self._path} fails at texts of {longest} tokens: {first_line(error)}. Lower "
+                "index.encoder.max_tokens if it reads fewer, and batch_tokens if memory is full; a "
+                "tokenizer of another model gives tokens that its weights do not know."
+            ) from error
 
 
 def _model_folder(config: SentenceTransformersConfig) -> Path:
@@ -335,6 +347,16 @@ def _require_whole(model: Any, path: str) -> None:
                 f"({missing[0]}, ...), so that they would be random: the names in its checkpoint do not match "
                 "its config.json. Convert or download the folder again."
             )
+
+
+def _require_vocabulary(model: Any, path: str) -> None:
+    # Without its files a tokenizer has special tokens alone
+    first_T, second_T = model.preprocess(["a", "z"])["input_ids"]
+    if first_T.equal(second_T):
+        raise ArtifactError(
+            f"{path} has no vocabulary, and all words would be one: its tokenizer's files (tokenizer.json, "
+            "vocab.txt, ...) are missing or empty. Download the folder again."
+        )
 
 
 def _prefix(model: Any, kind: Kind, configured: str | None) -> str:
