@@ -315,7 +315,7 @@ def test_a_lucene_index_of_another_corpus_is_refused(
         import_lucene_index(tmp_path / "lucene", folder, tmp_path / "out")
 
 
-@pytest.mark.parametrize("factory", [None, "Flat", "HNSW8,Flat"])
+@pytest.mark.parametrize("factory", [None, "Flat", "HNSW8,Flat", "SQfp16"])
 def test_a_vector_that_is_not_finite_is_refused_with_its_row(
     folder: Path, config: IndexConfig, vectors_ND: Any, tmp_path: Path, factory: str | None
 ) -> None:
@@ -327,6 +327,21 @@ def test_a_vector_that_is_not_finite_is_refused_with_its_row(
     else:
         written(odd_ND, source, factory)
     with pytest.raises(ArtifactError, match=rf"row 7 of {source} holds NaN or infinite"):
+        imported(source, folder, config, tmp_path / "out")
+
+
+@pytest.mark.parametrize("factory", ["IVF4,Flat", "RR16,IVF4,PQ8x4np,RFlat"])
+def test_vectors_that_faiss_put_into_no_cell_are_refused(
+    folder: Path, config: IndexConfig, vectors_ND: Any, tmp_path: Path, factory: str
+) -> None:
+    index: Any = faiss.index_factory(vectors_ND.shape[1], factory, faiss.METRIC_INNER_PRODUCT)
+    index.train(vectors_ND)
+    odd_ND = vectors_ND.copy()
+    odd_ND[7, 3] = np.nan
+    index.add(odd_ND)
+    source = tmp_path / "e5.index"
+    faiss.write_index(index, str(source))
+    with pytest.raises(ArtifactError, match=f"1 of the {SIZE} vectors of {source} are in no cell"):
         imported(source, folder, config, tmp_path / "out")
 
 

@@ -9,8 +9,8 @@ any other file                        FAISS's: flat, HNSW, IVF, product codes, w
 Row N of vectors is line N of the corpus. Nothing in a file of vectors says of which corpus it is,
 so that their number and dimension are compared, and where whole vectors are in the file, those of
 the first, middle and last line with what the encoder makes of these lines. All of these vectors must
-be finite, and those that have not length 1 are counted. A file is linked where the disk allows it,
-copied otherwise.
+be finite, and those that have not length 1 are counted; vectors in cells must all be in one. A file
+is linked where the disk allows it, copied otherwise.
 """
 
 import logging
@@ -118,6 +118,7 @@ def write_imported(
         link_or_copy(source, target / VECTORS_FILE)
     else:
         index = read_faiss(source)
+        _require_cells(source, index)
         rows = index.ntotal
         dimension = index.d
         # Product codes cannot be compared with what the encoder gives now
@@ -187,8 +188,25 @@ class _WholeVectors:
             yield start, self._index.reconstruct_n(start, rows)  # pyright: ignore[reportCallIssue]
 
 
+def _require_cells(source: Path, index: faiss.Index) -> None:
+    """Raise ArtifactError where FAISS put vectors into no cell, as it does with NaN."""
+    ivf = faiss.try_extract_index_ivf(index)
+    if ivf is None:
+        return
+
+    lost = ivf.ntotal - ivf.invlists.compute_ntotal()
+    if lost:
+        raise ArtifactError(
+            f"{lost} of the {ivf.ntotal} vectors of {source} are in no cell, so that no search finds "
+            "them: they held NaN or infinite numbers. Look for what is odd in their texts, and build "
+            "the index again."
+        )
+
+
 def _holds_vectors(index: faiss.Index) -> bool:
-    """Return whether an index has whole vectors, in the order of their rows."""
+    """Return whether an index has whole vectors, float16 or float32, in the order of their rows."""
+    if isinstance(index, faiss.IndexScalarQuantizer):
+        return index.sq.qtype == faiss.ScalarQuantizer.QT_fp16
     return isinstance(index, faiss.IndexFlat | faiss.IndexHNSWFlat)
 
 
