@@ -7,6 +7,7 @@ on a CPU the passes run side by side (:mod:`.batches`).
 
 import logging
 import re
+import string
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -40,8 +41,15 @@ LOCAL_FILES = (*HUB_FILES, "*.bin")
 # A file of a few lines that git leaves where a large one should be
 LFS_POINTER = b"version https://git-lfs"
 
+# Of the longest estimate of a text's tokens
+LETTERS = string.ascii_letters.encode()
+SPECIAL_TOKENS = 4
+
 # Texts that are tokenized at once: their tokens are padded to the longest of them
 TOKENIZED_TEXTS = 1024
+
+# transformers flattens lists in Python to make tensors of them: as long as one thread tokenizes, and no other may run
+AS_LISTS: dict[str, Any] = {"processing_kwargs": {"common": {"return_tensors": None}}}
 
 # Most tokens of a forward pass where params say nothing. On a core a larger pass is no faster
 # (docs/measurements.md); a GPU needs many tokens to be busy.
@@ -194,6 +202,7 @@ class SentenceTransformersEncoder:
         self._has_masks = mask_BT is not None and len(mask_BT) == 2
         if self._has_masks:
             _require_vocabulary(model, path)
+        self._as_lists = AS_LISTS if isinstance(model[0], Transformer) else {}
         self._batch_tokens = config.batch_tokens or BATCH_TOKENS[config.device]
         pass_tokens = PASS_TOKENS[config.device]
         self._batches = ParallelBatches(self._batch_tokens, pass_tokens, config.used_threads)
@@ -207,15 +216,16 @@ class SentenceTransformersEncoder:
     def count_unread(self, passages: Sequence[str]) -> Unread:
         """Return how many tokens of the passages lie behind the encoder's limit.
 
-        A token has a byte or more; texts that fit whatever their tokens are not tokenized again.
+        Only texts that may not fit are tokenized a second time.
         """
         limit = self._model.max_seq_length
         if not self._has_masks or limit is None:
             return Unread()
 
         prompt = self._prefixes["passage"]
-        # The other half of the limit is for special tokens and letters that are normalised to several
-        texts = [prompt + text for text in passages if 2 * _bytes(prompt + text) >= limit]
+        texts = [
+            text for text in (prompt + text for text in passages) if _most_tokens(text) > limit
+        ]
         rows = self._model.tokenizer(texts, verbose=False).input_ids if texts else []
         return Unread.of(map(len, rows), int(limit))
 
@@ -235,7 +245,9 @@ class SentenceTransformersEncoder:
         ]
 
         def tokenize(rows: list[int]) -> dict[str, Any]:
-            return self._model.preprocess([texts[row] for row in rows], prompt=prompt)
+            block = [texts[row] for row in rows]
+            features = self._model.preprocess(block, prompt=prompt, **self._as_lists)
+            return {name: _as_tensor(value) for name, value in features.items()}
 
         for rows, features in zip(blocks, one_ahead(tokenize, blocks), strict=True):
             embeddings_ND[rows] = self._embed_tokens(features)
@@ -293,8 +305,11 @@ def _model_folder(config: SentenceTransformersConfig) -> Path:
         ) from error
 
 
-def _bytes(text: str) -> int:
-    return len(text.encode("utf-8", "replace"))
+def _most_tokens(text: str) -> float:
+    """Return at most how many tokens a text has: one for two letters, for any other byte, and the special ones."""
+    data = text.encode("utf-8", "replace")
+    others = len(data.translate(None, LETTERS))
+    return others + (len(data) - others) / 2 + SPECIAL_TOKENS
 
 
 def _parts_of(folder: Path) -> list[Path]:
@@ -380,6 +395,12 @@ def _prefix(model: Any, kind: Kind, configured: str | None) -> str:
             ", ".join(sorted(others)),
         )
     return ""
+
+
+def _as_tensor(value: Any) -> Any:
+    import torch  # noqa: PLC0415
+
+    return torch.from_numpy(np.asarray(value)) if isinstance(value, list) else value
 
 
 def _part(features: dict[str, Any], batch: list[int]) -> dict[str, Any]:
