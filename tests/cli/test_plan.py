@@ -128,6 +128,17 @@ def test_a_slope_of_the_command_takes_the_place_of_the_table_s(
     assert plan["hours"] > 0
 
 
+def test_an_index_takes_as_long_as_the_slower_of_its_tokens_and_its_encoder() -> None:
+    one, sixteen = (
+        seconds(plan_of("search_r1", {"host_cores": cores}))["index"] for cores in (1, 16)
+    )
+    waits_for_tokens = 21_015_324 * (
+        SLOPES["tokenize_passage_s"][1] + SLOPES["tensor_passage_s"][1]
+    )
+    waits_for_encoder = 21_015_324 * SLOPES["encode_passage_s"][1]
+    assert one - sixteen == pytest.approx(waits_for_tokens - waits_for_encoder)
+
+
 def test_a_slope_that_does_not_exist_is_named() -> None:
     with pytest.raises(UnknownNameError, match="rollout_s"):
         plan_of("tiny", {"rolout_s": 1.0})

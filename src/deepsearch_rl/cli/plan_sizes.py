@@ -36,7 +36,10 @@ SLOPES: dict[str, tuple[float, float]] = {
     "swift_start_s": (8, 60),
     "download_gb_s": (100, 20),
     "index_passage_s": (0.0015, 0.00015),
-    "encode_passage_s": (0, 0.00022),
+    "encode_passage_s": (0, 0.00022),  # or as long as its tokens take, which are made ahead
+    "tokenize_passage_s": (0, 0.0004),  # of one core (docs/measurements.md), on `host_cores`
+    "tensor_passage_s": (0, 0.00015),  # of tokens into tensors, on one
+    "host_cores": (2, 16),
     "pretrain_token_s": (1.6e-5, 1.3e-4),
     "scripted_rollout_s": (0.013, 0.01),
     "api_call_s": (2, 2),
@@ -85,7 +88,10 @@ SLOPES: dict[str, tuple[float, float]] = {
 SMALL_GPU_GIB = 24
 SMALL_GPU_FACTOR = 5
 # Not slower on a small GPU
-FIXED_S = ("download_gb_s", "api_call_s")
+FIXED_S = (
+    *("download_gb_s", "api_call_s"),
+    *("tokenize_passage_s", "tensor_passage_s"),
+)
 
 # Of public files that a profile reads whole, by format
 QUESTIONS = {"multihoprag": 2556, "musique": 2417, "2wikimultihopqa": 12576, "hotpotqa": 7405}

@@ -194,8 +194,10 @@ def _index(sizes: Sizes) -> StagePlan:
     missing = without_bm25 * slopes["bm25_bytes"] + without_vectors * slopes["vector_bytes"]
     is_transformer = encoder is not None and "model" in encoder
     encoded = passages - without_vectors if is_transformer else 0
+    tokens_s = slopes["tensor_passage_s"] + slopes["tokenize_passage_s"] / slopes["host_cores"]
     return sizes.plan(
-        {"index_passage_s": passages, "encode_passage_s": encoded},
+        {"index_passage_s": passages},
+        model_s=encoded * max(slopes["encode_passage_s"], tokens_s),
         disk_gib=3 * sizes.documents_gib - sizes.disk_gib(missing),
         host_gib=passages * slopes["index_memory_bytes"] / GIB,
         gpu_gib=slopes["process_gib"] if encoded else 0.0,
