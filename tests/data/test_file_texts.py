@@ -13,6 +13,7 @@ from pypdf.generic import (
     BooleanObject,
     DictionaryObject,
     NameObject,
+    NullObject,
     TextStringObject,
 )
 
@@ -45,6 +46,10 @@ def cell(text: str) -> str:
 
 
 BOXED = f"<w:txbxContent>{cell('boxed')}</w:txbxContent>"
+SYMBOLS = """<w:r><w:sym w:font="MS Gothic" w:char="2612"/><w:sym w:font="Symbol" w:char="F06D"/>
+<w:sym w:font="Wingdings" w:char="F0FE"/></w:r>"""
+DROP_DOWN = """<w:r><w:fldChar w:fldCharType="begin"><w:ffData><w:ddList><w:listEntry w:val="Lee"/></w:ddList>
+</w:ffData></w:fldChar></w:r>"""
 DELETED_ROW = f"<w:tr><w:trPr><w:del {BY}/></w:trPr><w:tc>{cell('gone')}</w:tc></w:tr>"
 
 
@@ -118,6 +123,38 @@ def test_a_cell_over_two_rows_is_in_both_and_one_over_two_columns_once(tmp_path:
     assert (first.split(), second.split()) == (["|", "Votes"], ["|", "7", "|", "9"])
 
 
+def test_a_row_that_begins_beside_the_first_column_repeats_the_cell_above_it(
+    tmp_path: Path,
+) -> None:
+    body = table([cell("a"), cell("b"), cell("c")], [paragraph(""), cell("d")])
+    body = body.replace(
+        f"<w:tc>{cell('b')}", f'<w:tc><w:tcPr><w:vMerge w:val="restart"/></w:tcPr>{cell("b")}'
+    )
+    body = body.replace(
+        f"<w:tr><w:tc>{paragraph('')}",
+        f'<w:tr><w:trPr><w:gridBefore w:val="1"/></w:trPr><w:tc><w:tcPr><w:vMerge/></w:tcPr>{paragraph("")}',
+    )  # fmt: skip
+    assert read_word(tmp_path, body).text == "a | b | c\nb | d"
+
+
+def test_symbols_of_symbol_fonts_and_values_of_old_form_fields_are_named(tmp_path: Path) -> None:
+    read = read_word(tmp_path, paragraph(run("yes ") + SYMBOLS + DROP_DOWN))
+    assert read.text == "yes \u2612"
+    assert read.unread == "without a check box or drop-down list, a symbol (2 times)"
+
+
+def test_the_title_follows_a_paragraph_without_text(tmp_path: Path) -> None:
+    heading = f'<w:p><w:pPr><w:pStyle w:val="Title"/></w:pPr>{run("Ada Stone")}</w:p>'
+    body = paragraph("") + heading + cell("Born 1821.")
+    assert read_word(tmp_path, body) == TitledText("Ada Stone", "Born 1821.")
+
+
+def test_an_encrypted_word_file_is_refused_with_what_to_do(tmp_path: Path) -> None:
+    (tmp_path / "a.docx").write_bytes(bytes.fromhex("d0cf11e0a1b11ae1") + bytes(600))
+    with pytest.raises(UnreadableError, match="or encrypted, .* save it as a plain"):
+        read_text(tmp_path / "a.docx")
+
+
 NOTES = """<w:footnotes {}><w:footnote w:id="0" w:type="separator"><w:p><w:r><w:separator/></w:r></w:p></w:footnote>
 <w:footnote w:id="1"><w:p><w:r><w:t>Minutes of 1821.</w:t></w:r></w:p></w:footnote></w:footnotes>"""
 OFFICE = "http://schemas.openxmlformats.org/officeDocument/2006/relationships"
@@ -131,6 +168,7 @@ def test_footnotes_follow_the_text_and_parts_that_are_not_read_are_named(tmp_pat
     for name, kind, blob in (
         ("footnotes", f"{word}wordprocessingml.footnotes+xml", NOTES.format(nsdecls("w")).encode()),
         ("chart", f"{word}drawingml.chart+xml", b"<chart/>"),
+        ("oleObject", f"{word}oleObject", b"x"),
     ):
         uri = docx.opc.packuri.PackURI(f"/word/{name}.xml")
         document.part.relate_to(docx.opc.part.Part(uri, kind, blob, package), f"{OFFICE}/{name}")
@@ -139,13 +177,14 @@ def test_footnotes_follow_the_text_and_parts_that_are_not_read_are_named(tmp_pat
 
     folder = DocumentFolder(tmp_path / "files")
     assert [document.text for document in folder] == ["Twelve voted.\nMinutes of 1821."]
-    assert folder.unreadable == {"a.docx": "only in part: without a chart"}
+    assert folder.unreadable == {"a.docx": "only in part: without a chart, an embedded object"}
 
 
 @pytest.mark.parametrize(
     "stored",
     [
         *("untitled", "Untitled-1", "Microsoft Word - Document1", "Document1", "report_v3.docx"),
+        *("sans titre", "(Microsoft Word - 12)", "index.html", "scan0001.tif"),
         *("PowerPoint Presentation", "New Microsoft Word Document", "Scan_20200101", "Dokument1"),
     ],
 )
@@ -157,7 +196,9 @@ def test_a_title_that_a_program_filled_in_is_the_name_of_the_file(
     assert read_word(tmp_path, cell("Acme."), stored).title == "file"
 
 
-@pytest.mark.parametrize("stored", ["", "1984", "Untitled Goose Game", "The Documents of 1821"])
+@pytest.mark.parametrize(
+    "stored", ["", "1984", "Untitled Goose Game", "The Documents of 1821", "Amazon.com"]
+)
 def test_a_title_that_an_author_wrote_stays(tmp_path: Path, stored: str) -> None:
     make_pdf(tmp_path / "minutes.pdf", ["Acme."], stored)
     assert read_text(tmp_path / "minutes.pdf").title == stored
@@ -206,12 +247,21 @@ def test_form_values_and_typed_annotations_follow_the_text_of_their_page(tmp_pat
     add({"/T": text("towns"), "/V": ArrayObject([text("Ulverton"), text("Lee")])})
     page["/Annots"].append(writer._add_object(DictionaryObject()))
     writer.add_annotation(0, annotations.FreeText(text="Approved by Ben Ide.", rect=(0, 0, 9, 9)))
+    writer.add_annotation(0, annotations.FreeText(text="at", rect=(0, 0, 9, 9)))
+    marked = ArrayObject()
+    for contents in ("Application", "see 1821"):
+        mark = annotations.Highlight(rect=(0, 0, 9, 9), quad_points=marked)
+        mark[NameObject("/Contents")] = text(contents)
+        writer.add_annotation(0, mark)
+    page["/Annots"].append(
+        DictionaryObject({name("/Subtype"): name("/Text"), name("/Contents"): NullObject()})
+    )
     writer.add_annotation(0, annotations.Link(rect=(0, 0, 9, 9), url="http://x.example"))
     writer.write(tmp_path / "form.pdf")
     lines = read_text(tmp_path / "form.pdf").text.split("\n")
     assert list(filter(None, lines)) == [
         *("Application", "name: Ada Stone", "Born: 1821", "member: Yes", "colour: red"),
-        *("towns: Ulverton, Lee", "Approved by Ben Ide."),
+        *("towns: Ulverton, Lee", "Approved by Ben Ide.", "at", "see 1821"),
     ]
 
 
@@ -221,6 +271,14 @@ def test_a_form_that_only_a_viewer_can_draw_is_named(tmp_path: Path) -> None:
     writer.root_object[NameObject("/NeedsRendering")] = BooleanObject(True)
     writer.write(tmp_path / "form.pdf")
     assert "form (XFA) is not in it; print it" in read_text(tmp_path / "form.pdf").unread
+
+
+def test_files_attached_to_a_pdf_are_named(tmp_path: Path) -> None:
+    make_pdf(tmp_path / "portfolio.pdf", ["Open this portfolio in a viewer."])
+    writer = pypdf.PdfWriter(clone_from=tmp_path / "portfolio.pdf")
+    writer.add_attachment("minutes.txt", b"Twelve voted.")
+    writer.write(tmp_path / "portfolio.pdf")
+    assert "attached files are not in it" in read_text(tmp_path / "portfolio.pdf").unread
 
 
 def test_a_plain_hyphen_at_a_lines_end_is_joined_where_the_corpus_has_the_word(
@@ -239,6 +297,11 @@ def test_a_plain_hyphen_at_a_lines_end_is_joined_where_the_corpus_has_the_word(
         ("---\ntitle: Ada Stone\ntags: [x]\n---\n# Early life\nx", "Ada Stone"),
         ("---\r\nTitle: 'Ada: a life'\r\n---\r\nx", "Ada: a life"),
         ('+++\ntitle = "Ada Stone"\n+++\nx', "Ada Stone"),
+        ("---\ntitle: 'Ada''s life' # checked\n---\nx", "Ada's life"),
+        ('---\ntitle: "The \\"great\\" fire"\n---\nx', 'The "great" fire'),
+        ("---\ntitle: C# for Ada # checked\n---\nx", "C# for Ada"),
+        ("---\ntitle: null\n---\n# Ada Stone\nx", "Ada Stone"),
+        ("```make install```\n\n# Ada Stone\nx", "Ada Stone"),
         ('---\ntitle: ""\nauthor: B\n---\n# Ada Stone\nx', "Ada Stone"),
         ("---\ntitle: Ada: a life\n---\nx", "Ada: a life"),
         ("---\n# a comment\nauthor: B\n---\n# Ada Stone\nx", "Ada Stone"),

@@ -30,6 +30,7 @@ def read(folder: Path, **fields: Any) -> Question:
         (["Paris", "", None, " "], ("Paris",)),
         ("[0, 1)", ("[0, 1)",)),
         ('("Heroes" album)', ('("Heroes" album)',)),
+        (["(3, 4)", "[0, 1]", "[Verse 1]", "f(x)"], ("(3, 4)", "[0, 1]", "[Verse 1]", "f(x)")),
         ("[1911, 1912]", ("1911", "1912")),
         ({"target": ["Ada", "A"]}, ("Ada", "A")),
         ('{"target": ["Ada"]}', ("Ada",)),
@@ -69,6 +70,12 @@ PRINTED = [
     ),
     *("array(['Ada'], dtype=object)", "np.array(['Ada'])", "frozenset({'Ada'})", "set()"),
     "{'target': array(['Ada'], dtype=object)}",
+    *(
+        "[array(['Ada'], dtype=object)]",
+        "[np.str_('Ada'), np.str_('A')]",
+        "array('Ada', dtype='<U3')",
+    ),
+    *("[1911 1912]", "[np.int64(1911)]", "(1911,)", "[None]", "[b'Ada']"),
 ]
 
 

@@ -20,9 +20,11 @@ if TYPE_CHECKING:
 
 # What a program writes where the author gave no title: words of its own with numbers, or a file's name
 _PLACEHOLDER = re.compile(
-    r"(?=.*[^\W\d_])(?:untitled|unbenannt|anonymous|unspecified|unknown|no title|new|blank|microsoft|office|word"
-    r"|powerpoint|excel|document|documento|dokument|presentation|page|slide|scan|[\W\d_])+"
-    r"|microsoft \w+ - .*|.*\.(?:docx?|rtf|odt|pptx?|xlsx?|pdf|tex|dvi|indd|pmd|qxd)",
+    r"(?=.*[^\W\d_])(?:untitled|unbenannt|sans titre|sin título|sem título|senza titolo|无标题|無題|без названия"
+    r"|anonymous|unspecified|unknown|no title|new|blank|microsoft|office|word|powerpoint|excel|document|documento"
+    r"|dokument|a?pr[eéä]senta\w+|page|slide|scan|d[eo] (?=powerpoint)|[\W\d_])+"
+    r"|\(?microsoft \w+ - .*"
+    r"|.*\.(?:docx?|rtf|odt|txt|html?|pptx?|xlsx?|pdf|tex|dvi|e?ps|indd|pmd|qxd|tiff?|jpe?g|png)",
     re.IGNORECASE,
 )
 _LIGATURE = re.compile("[\ufb00-\ufb06]")
@@ -34,6 +36,8 @@ _WORD = re.compile(r"[^\W\d_]+")
 _PAGES_NAMED = 10
 # Annotations that hold no text of their own
 _NO_NOTES = frozenset({"/Link", "/Popup"})
+# Those that often repeat the text that they mark
+_MARKS = frozenset({"/Highlight", "/Underline", "/Squiggly", "/StrikeOut"})
 # Without a blank line after the dashes, which would make them a rule
 _FRONT_MATTER = re.compile(
     r"\A(---|\+\+\+)[ \t]*\n(?=[ \t]*\S)(.*?)^(?:\1|\.\.\.)[ \t]*$", re.MULTILINE | re.DOTALL
@@ -41,11 +45,12 @@ _FRONT_MATTER = re.compile(
 _KEY = re.compile(r"^[\w-]+[ \t]*[:=]", re.MULTILINE)
 # A plain scalar, with or without quotes: authors often write colons that YAML refuses
 _TITLE_KEY = re.compile(
-    r"""^title[ \t]*[:=][ \t]*(?:(["'])(.+?)\1|([^\s>|\[{&*"'].*?))[ \t]*$""",
+    r"""^title[ \t]*[:=][ \t]*(?:(["'])(.+?)\1|(?!null[ \t]*$)([^\s>|\[{&*"'~].*?))(?:[ \t]+#.*)?[ \t]*$""",
     re.MULTILINE | re.IGNORECASE,
 )
 _FENCED_BLOCK = re.compile(
-    r"^ {0,3}(```+|~~~+)[^\n]*\n.*?(?:^ {0,3}\1[`~]*[ \t]*$|\Z)", re.MULTILINE | re.DOTALL
+    r"^ {0,3}(```+(?=[^`\n]*$)|~~~+)[^\n]*\n.*?(?:^ {0,3}\1[`~]*[ \t]*$|\Z)",
+    re.MULTILINE | re.DOTALL,
 )
 # With number signs, or underlined
 _MARKDOWN_HEADING = re.compile(r"^(?:#{1,6}[ \t]+(.+?)[ \t#]*|(\S[^\n]*)\n=+[ \t]*)$", re.MULTILINE)
@@ -151,8 +156,11 @@ def front_matter(text: str) -> tuple[str, int]:
     block = _FRONT_MATTER.match(text)
     if block is None or not _KEY.search(block[2]):
         return "", 0
-    title = _TITLE_KEY.search(block[2])
-    return (title[2] or title[3]) if title else "", block.end()
+    found = _TITLE_KEY.search(block[2])
+    quote, quoted, plain = found.groups() if found else ("", "", "")
+    # As YAML and TOML write a quote in quotes
+    escape = "''" if quote == "'" else '\\"'
+    return quoted.replace(escape, quote) if quoted else plain or "", block.end()
 
 
 def _read_html(path: Path) -> TitledText:
@@ -191,6 +199,7 @@ def _read_pdf(path: Path) -> TitledText:
         title = document.metadata.title if document.metadata else None
         pages = [page.extract_text() for page in document.pages]
         is_xfa = "/NeedsRendering" in document.root_object
+        has_files = "/EmbeddedFiles" in document.root_object.get("/Names", {})
         lines = [
             line
             for page, text in zip(document.pages, pages, strict=True)
@@ -204,12 +213,13 @@ def _read_pdf(path: Path) -> TitledText:
 
     text = _without_typesetting("\n".join(lines))
     form = "its form (XFA) is not in it; print it to a PDF" if is_xfa else ""
-    unread = "; ".join(filter(None, (_pages_without_text(pages), form)))
+    attached = "its attached files are not in it; save them beside it" if has_files else ""
+    unread = "; ".join(filter(None, (_pages_without_text(pages), form, attached)))
     return TitledText(_or_name(title, path), text, unread)
 
 
 def _typed_on(page: "PageObject", text: str) -> Iterator[str]:
-    """Yield the values of a page's form fields, and the texts of its annotations that are not in its text."""
+    """Yield the values of a page's form fields and the texts of its annotations, but no mark that repeats its text."""
     from pypdf.generic import DictionaryObject  # noqa: PLC0415 - as above
 
     for annotation in page.annotations or ():
@@ -217,13 +227,9 @@ def _typed_on(page: "PageObject", text: str) -> Iterator[str]:
         # References to annotations that were removed are common
         if not isinstance(note, DictionaryObject) or note.get("/Subtype") in _NO_NOTES:
             continue
-        # What is marked is often repeated in the mark
-        line = (
-            _field_line(note)
-            if note.get("/Subtype") == "/Widget"
-            else str(note.get("/Contents", ""))
-        )
-        if line and line not in text:
+        kind, contents = note.get("/Subtype"), note.get("/Contents")
+        line = _field_line(note) if kind == "/Widget" else contents
+        if isinstance(line, str) and line and not (kind in _MARKS and line in text):
             yield line
 
 
@@ -267,8 +273,13 @@ def _read_word(path: Path) -> TitledText:
         title = document.core_properties.title
         unread = unread_parts(document)
     except Exception as error:
-        raise UnreadableError(f"it is a damaged Word file ({type(error).__name__})") from error
+        problem = f"it is a damaged Word file ({type(error).__name__})"
+        other = "or encrypted, Strict or with macros; save it as a plain .docx"
+        raise UnreadableError(f"{problem}, {other}") from error
 
+    # A logo has a paragraph of its own
+    while blocks and not blocks[0].text.strip():
+        del blocks[0]
     # Word's own style of a document's title, or else its first heading
     is_headed = bool(blocks) and blocks[0].style.startswith(("Title", "Heading"))
     if is_headed and (not title or _PLACEHOLDER.fullmatch(title)):

@@ -42,10 +42,21 @@ Values = dict[str, Any]
 END_OF_INSTRUCTION = "</answer>. Question: "
 # Of the keys that an error quotes
 _QUOTED_CHARS = 120
-# A list, tuple, set, array or dictionary as Python prints it, which is not JSON
+# A list, tuple, set, array or dictionary as Python and NumPy print it, which is not JSON
 _PRINTED = re.compile(
-    r"""\s*(?:[\[({]*[\[{]\s*['"]|\(\s*(['"]).*?\1,\s*(?:['"]|\)\s*$)|\{.*\}\s*$|[\w.]+\(\s*[\[{]|\w*set\(\))""",
-    re.DOTALL,
+    r"""
+    \s*(?:
+        [\[({]*[\[{]\s*[bu]?['"]
+        |\(\s*(['"]).*?\1,\s*(?:['"]|\)\s*$)
+        |\(\s*[\d.]+,\s*\)\s*$
+        |\{.*\}\s*$
+        |\[\s*(?:None|nan|[\d.]+\s+[\d.]+[\d.\s]*)\s*[],]
+        |[\[({]*[\w.]+\(\s*[\[{'"]
+        |[\[{]\s*[\w.]+\(\s*\d
+        |\w*set\(\)
+    )
+    """,
+    re.DOTALL | re.VERBOSE,
 )
 # TriviaQA's answer where there is none
 _HIDDEN = "<unk>"

@@ -5,6 +5,7 @@ insertions and moves, fields, smart tags, content controls, text boxes, tables i
 and endnotes. Comments, headers and footers are left out.
 """
 
+from collections import Counter
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -31,8 +32,19 @@ _CHARACTERS = {
     f"{_W}cr": "\n",
     f"{_W}noBreakHyphen": "-",
 }
+_SYMBOL = f"{_W}sym"
+# What symbol fonts (Symbol, Wingdings) have of their own, which is no letter elsewhere
+_PRIVATE = range(0xE000, 0xF900)
 # By the last part of a relationship's type
-_UNREAD = {"chart": "a chart", "diagramData": "a diagram", "aFChunk": "an embedded file"}
+_UNREAD = {
+    "chart": "a chart",
+    "diagramData": "a diagram",
+    "aFChunk": "an embedded file",
+    "oleObject": "an embedded object",
+    "package": "an embedded object",
+}
+# Fields whose value is in no text
+_CHOICES = (f"{_W}checkBox", f"{_W}ddList")
 
 
 class Block(NamedTuple):
@@ -57,9 +69,14 @@ def word_blocks(document: "Document") -> Iterator[Block]:
 
 def unread_parts(document: "Document") -> str:
     """Return what of a document :func:`word_blocks` does not read; empty if nothing."""
+    body = document.element.body
     kinds = [relation.reltype.rpartition("/")[2] for relation in document.part.rels.values()]
     unread = [_UNREAD[kind] for kind in kinds if kind in _UNREAD]
-    return f"without {', '.join(unread)}" if unread else ""
+    unread += ["a check box or drop-down list" for _ in body.iter(*_CHOICES)]
+    unread += ["a symbol" for symbol in body.iter(_SYMBOL) if not _characters(symbol)]
+    counts = Counter(unread)
+    named = [what if count == 1 else f"{what} ({count} times)" for what, count in counts.items()]
+    return f"without {', '.join(named)}" if named else ""
 
 
 def _blocks(parent: "Element") -> Iterator[tuple[str, str]]:
@@ -85,7 +102,7 @@ def _rows(table: "Element") -> Iterator[str]:
             continue
 
         cells: list[str] = []
-        column = 0
+        column = row.grid_before
         for cell in _below(row, _CELL):
             if cell.tag != _CELL:
                 continue
@@ -112,4 +129,7 @@ def _shown(parent: "Element") -> list["Element"]:
 
 
 def _characters(element: "Element") -> str:
+    if element.tag == _SYMBOL:
+        code = int(element.get(f"{_W}char", "F000"), 16)
+        return "" if code in _PRIVATE else chr(code)
     return (element.text or "") if element.tag in _TEXTS else _CHARACTERS.get(element.tag, "")
