@@ -151,7 +151,7 @@ def test_the_title_follows_a_paragraph_without_text(tmp_path: Path) -> None:
 
 def test_an_encrypted_word_file_is_refused_with_what_to_do(tmp_path: Path) -> None:
     (tmp_path / "a.docx").write_bytes(bytes.fromhex("d0cf11e0a1b11ae1") + bytes(600))
-    with pytest.raises(UnreadableError, match="or encrypted, .* save it as a plain"):
+    with pytest.raises(UnreadableError, match=r"or encrypted, .* save it as a plain"):
         read_text(tmp_path / "a.docx")
 
 

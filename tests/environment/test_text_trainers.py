@@ -128,7 +128,9 @@ def test_skyrl_reads_what_the_agents_own_rollout_reads(
     if not script.tags:
         assert line["prompt"] == reference.prompts[0]
     assert set(line["roles"]) <= {"user" if script.tags else "tool"}
-    assert f"use_conversation_multi_turn to {str(not script.tags).lower()}." in line["refused"]
+    form, limit = line["refused"]
+    assert f"use_conversation_multi_turn to {str(not script.tags).lower()}." in form
+    assert f"set it to agent.max_tokens, which is {script.config.max_tokens}." in limit
 
 
 def test_episodes_that_skyrl_cuts_are_counted_in_its_means(skyrl_lines: Lines) -> None:

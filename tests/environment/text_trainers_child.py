@@ -79,14 +79,26 @@ def skyrl(script: Script, params: Path, folder: Path, url: str) -> Line:
     registration: Any = importlib.import_module("skyrl_gym.envs.registration")
     registration.registry.pop("deepsearch", None)
     adapter: Any = importlib.import_module("deepsearch_rl.environment.adapters.skyrl")
+    sampling = SimpleNamespace(max_generate_length=script.config.max_tokens)
     generator = SimpleNamespace(
-        batched=False, use_conversation_multi_turn=script.tags, chat_template_kwargs={"a": "b"}
+        batched=False,
+        use_conversation_multi_turn=script.tags,
+        chat_template_kwargs={"a": "b"},
+        sampling_params=sampling,
     )
-    try:
-        adapter.register(generator, str(params), model=str(folder), retrieval_url=url)
-    except ConfigError as error:
-        refused = str(error)
+    refused: list[str] = []
+
+    def refuse() -> None:
+        try:
+            adapter.register(generator, str(params), model=str(folder), retrieval_url=url)
+        except ConfigError as error:
+            refused.append(str(error))
+
+    refuse()
     generator.use_conversation_multi_turn = not script.tags
+    sampling.max_generate_length += 1
+    refuse()
+    sampling.max_generate_length -= 1
     adapter.register(generator, str(params), model=str(folder), retrieval_url=url)
     extras = {"extra_info": {"deepsearch_question": QUESTION.model_dump_json()}}
     environment = gym.make("deepsearch", env_config={}, extras=extras)

@@ -110,7 +110,8 @@ def register(generator: Any, params: str, *, model: str, retrieval_url: str) -> 
     Raises:
         ConfigError: the generator would render another conversation than the agent's.
     """
-    protocol = load_profile(Path(params)).section("agent", AgentConfig).protocol
+    config = load_profile(Path(params)).section("agent", AgentConfig)
+    protocol = config.protocol
     in_messages = protocol == FUNCTION_CALLING
     if generator.batched:
         raise ConfigError("generator.batched plays one turn of an episode: set it to false.")
@@ -120,6 +121,12 @@ def register(generator: Any, params: str, *, model: str, retrieval_url: str) -> 
         raise ConfigError(
             f"agent.protocol is {protocol}, whose passages are {form}: set "
             f"generator.use_conversation_multi_turn to {wanted}."
+        )
+    limit = generator.sampling_params.max_generate_length
+    if limit != config.max_tokens:
+        raise ConfigError(
+            f"generator.sampling_params.max_generate_length is {limit} and limits one turn: set it to "
+            f"agent.max_tokens, which is {config.max_tokens}."
         )
     if in_messages:
         tools = {"tools": [RETRIEVE_TOOL]}
