@@ -11,6 +11,9 @@ UV     = $(shell test -x .venvs/uv/bin/uv && echo .venvs/uv/bin/uv || echo uv)
 GRAPH := $(if $(filter tiny,$(PROFILE)),dvc.yaml,profiles/$(PROFILE)/dvc.yaml)
 PARAMS := $(patsubst %dvc.yaml,%params.yaml,$(GRAPH))
 
+# DVC and torch want a name of the user, which a container's user may lack (`docker run --user 1234`).
+export LOGNAME ?= $(or $(USER),$(shell id -un 2>/dev/null || id -u))
+
 # Compiled once, every stage starts seconds sooner.
 unexport PYTHONDONTWRITEBYTECODE
 

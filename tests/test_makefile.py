@@ -46,3 +46,28 @@ def test_rejection_sampling_asks_for_gits_identity_before_the_first_round(tmp_pa
     assert "git config user.name NAME" in refused.stderr
     assert "exp run" not in refused.stdout
     assert "exp run" in run(GIT_COMMITTER_NAME="a", GIT_COMMITTER_EMAIL="a@b.c").stdout
+
+
+def test_a_user_that_is_only_a_number_has_a_name_for_dvc(tmp_path: Path) -> None:
+    (tmp_path / "Makefile").write_bytes((ROOT / "Makefile").read_bytes())
+    (tmp_path / "dvc.yaml").touch()
+    (tmp_path / "deepsearch").symlink_to("/bin/true")
+    for name, script in {"id": "test $1 = -u && echo 1234", "python": "echo $LOGNAME"}.items():
+        (tmp_path / name).write_text(f"#!/bin/sh\n{script}\n")
+        (tmp_path / name).chmod(0o755)
+    command = ["make", "--silent", "repro", "PYTHON=/bin/true", f"BIN={tmp_path}"]
+    environment = {"PATH": f"{tmp_path}:/usr/bin:/bin"}
+
+    def name(**variables: str) -> str:
+        return subprocess.run(
+            command,
+            cwd=tmp_path,
+            env=environment | variables,
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout.strip()
+
+    assert name() == "1234"
+    assert name(USER="ada") == "ada"
+    assert name(USER="ada", LOGNAME="grace") == "grace"

@@ -153,16 +153,17 @@ def test_files_that_cannot_be_read_are_named_and_counted(
     assert "8 files cannot be read, or not whole (README: no suffix" in caplog.text
 
 
-def test_what_the_pdf_reader_says_of_a_file_has_the_files_name(
+def test_what_a_library_says_of_a_file_has_the_files_name(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     make_pdf(tmp_path / "whole.pdf", ["A harbour."])
     data = (tmp_path / "whole.pdf").read_bytes()
     (tmp_path / "mended.pdf").write_bytes(b"rubbish\n" + data)
     (tmp_path / "damaged.pdf").write_bytes(b"hello")
+    (tmp_path / "damaged.html").write_bytes(b"")
     documents = DocumentFolder(tmp_path)
     assert [document.id for document in documents] == ["mended.pdf", "whole.pdf"]
-    assert documents.unreadable.keys() == {"damaged.pdf"}
+    assert documents.unreadable.keys() == {"damaged.pdf", "damaged.html"}
 
     messages = [record.getMessage() for record in caplog.records]
     assert any(message.startswith(f"{tmp_path / 'mended.pdf'}: ") for message in messages)

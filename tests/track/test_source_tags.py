@@ -30,8 +30,14 @@ def test_only_edited_sources_and_params_make_a_commit_dirty(
         (tmp_path / name).write_text("1")
 
 
-def test_outside_a_repository_there_is_no_commit(
+def test_outside_a_repository_and_before_its_first_commit_there_is_none(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    assert "git.commit" not in source_tags("tiny")
+
+    # As in a downloaded ZIP file, for which DVC needs a repository
+    (tmp_path / "params.yaml").write_text("1")
+    git(tmp_path, "init", "-q")
+    git(tmp_path, "add", "--all")
     assert "git.commit" not in source_tags("tiny")

@@ -129,16 +129,18 @@ class DocumentFolder:
 
 @contextmanager
 def _named_messages(path: Path) -> Iterator[None]:
-    """Log what pypdf says of a file that it can read with the file's name, which it leaves out."""
-    library = logging.getLogger("pypdf")
+    """Log what a library says of a file that it can read with the file's name, which it leaves out."""
+    libraries = [logging.getLogger(name) for name in ("pypdf", "trafilatura")]
     said = BufferingHandler(capacity=sys.maxsize)
-    library.addHandler(said)
-    library.propagate = False
+    for library in libraries:
+        library.addHandler(said)
+        library.propagate = False
     try:
         yield
     finally:
-        library.removeHandler(said)
-        library.propagate = True
+        for library in libraries:
+            library.removeHandler(said)
+            library.propagate = True
 
     for message in dict.fromkeys(record.getMessage() for record in said.buffer):
         _LOG.warning("%s: %s", path, message)

@@ -90,8 +90,8 @@ def source_tags(profile: str) -> dict[str, str]:
     The commit ends in ``-dirty`` where tracked files other than those that a run of the graph
     writes differ from it.
     """
-    commit = _git("rev-parse", "HEAD")
-    if _git("status", "--porcelain", "--untracked-files=no", "--", ".", *NOT_WRITTEN):
+    commit = _git("rev-parse", "--verify", "HEAD")
+    if commit and _git("status", "--porcelain", "--untracked-files=no", "--", ".", *NOT_WRITTEN):
         commit += "-dirty"
     lock = Path("uv.lock")
     tags = {
@@ -104,6 +104,6 @@ def source_tags(profile: str) -> dict[str, str]:
 
 
 def _git(*arguments: str) -> str:
-    """Return what git prints, empty outside a repository."""
+    """Return what git prints, empty outside a repository and where it fails."""
     command = ["git", *arguments]
     return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
