@@ -58,10 +58,9 @@ def test_settings_that_install_elsewhere_do_not_apply_to_the_projects_environmen
             "UV_SYSTEM_PYTHON": "1",
         }
     else:
-        elsewhere = "".join(
-            f"{name} = {tmp_path}/elsewhere\n" for name in ("target", "prefix", "root")
+        (tmp_path / "pip.conf").write_text(
+            f"[install]\nuser = true\ntarget = {tmp_path}/elsewhere\n"
         )
-        (tmp_path / "pip.conf").write_text(f"[install]\nuser = true\n{elsewhere}")
         kept["PIP_CONFIG_FILE"] = str(tmp_path / "pip.conf")
 
     command = [sys.executable, "tools/environment.py"]

@@ -41,7 +41,7 @@ ALL_PARTS = "--all-extras"
 # A user's choices of another place, such as a virtual environment that happens to be active
 ELSEWHERE = {
     *("VIRTUAL_ENV", "UV_PROJECT_ENVIRONMENT", "UV_SYSTEM_PYTHON", "UV_PYTHON", "UV_NO_EDITABLE"),
-    "PIP_DRY_RUN",
+    *("PIP_USER", "PIP_TARGET", "PIP_PREFIX", "PIP_ROOT", "PIP_DRY_RUN"),
 }
 CUDA_PREFIXES = ("nvidia-", "cuda-", "triton")
 
@@ -145,8 +145,8 @@ def _uv() -> list[str]:
             )
 
         # Where the user's settings put packages is no place for this one
-        here = ["--no-user", "--target=", "--prefix=", "--root="]
-        install = ["-m", "pip", "install", *here, "--quiet", f"uv=={UV_VERSION}"]
+        install = ["-m", "pip", "install", "--no-user", "--target=", "--quiet"]
+        install.append(f"uv=={UV_VERSION}")
         _run([BOOTSTRAP / "bin" / "python", *install])
 
     return [str(uv)]

@@ -161,10 +161,12 @@ def new_store(folder: Path) -> str:
 
 @pytest.fixture
 def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """MLflow's own default store in the working directory, which is a new folder."""
-    monkeypatch.chdir(tmp_path)
+    """The default store in the working directory, which is a new folder."""
+    folder = tmp_path / "it's a (né) #1 & folder"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
-    return new_store(tmp_path)
+    return new_store(folder)
 
 
 def traces_experiment(client: MlflowClient) -> str:

@@ -1,4 +1,4 @@
-"""The way to MLflow: the server that ``MLFLOW_TRACKING_URI`` names, or MLflow's own default, ``mlflow.db`` here.
+"""The way to MLflow: the server that ``MLFLOW_TRACKING_URI`` names, else ``mlflow.db`` here.
 
 MLflow retries a dead server for minutes; here a request ends in time, and an error names the server
 without user and password.
@@ -32,7 +32,7 @@ MAX_PROBLEM_CHARACTERS = 300
 
 @contextmanager
 def mlflow_client(timeout_s: float) -> Iterator[MlflowClient]:
-    """Yield a client of the store that MLflow's own settings name.
+    """Yield a client of the store that MLFLOW_TRACKING_URI names, else of ``mlflow.db`` in the working directory.
 
     Raise EndpointError where the store does not answer or refuses, here or in the block.
     """
@@ -40,6 +40,10 @@ def mlflow_client(timeout_s: float) -> Iterator[MlflowClient]:
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
     # An address may hold a password
     os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")
+    is_default = not mlflow.is_tracking_uri_set()
+    if is_default:
+        # MLflow's own default has %20 for a space in the folder's name, which is another folder
+        os.environ["MLFLOW_TRACKING_URI"] = f"{SQLITE}{Path('mlflow.db').absolute()}"
     uri = mlflow.get_tracking_uri()
 
     try:
@@ -48,6 +52,9 @@ def mlflow_client(timeout_s: float) -> Iterator[MlflowClient]:
         yield MlflowClient(tracking_uri=uri)
     except MlflowException as error:
         raise EndpointError(_problem(uri, error)) from None
+    finally:
+        if is_default:
+            del os.environ["MLFLOW_TRACKING_URI"]
 
 
 @functools.cache
