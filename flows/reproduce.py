@@ -193,7 +193,8 @@ def checkout(revision: str, say: Callable[[str], object]) -> Path:
     local = ROOT / ".dvc" / "config.local"
     if local.is_file():
         shutil.copy(local, folder / ".dvc")
-    cache = _output(ROOT, [*DVC, "cache", "dir"])
+    # DVC writes no path with letters beyond ASCII, which the project's own path may have
+    cache = os.path.relpath(_output(ROOT, [*DVC, "cache", "dir"]), folder)
     subprocess.run([*DVC, "cache", "dir", "--local", cache], cwd=folder, check=True)
     os.environ.setdefault("MLFLOW_TRACKING_URI", f"sqlite:///{ROOT / 'mlflow.db'}")
     return folder

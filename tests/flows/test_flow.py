@@ -195,6 +195,19 @@ def test_another_machine_runs_a_git_revision_and_shares_its_artifacts_by_dvcs_re
     assert (clone / "policy.txt").read_text() == "12\n"
 
 
+def test_a_revision_shares_dvcs_cache_in_a_folder_with_letters_beyond_ascii(
+    make_project: MakeProject,
+) -> None:
+    project = make_project()
+    project = project.rename(project.with_name("projéct"))
+    output(project, ["git", "add", "--all"])
+    author = ("-c", "user.name=a", "-c", "user.email=a@b")
+    output(project, ["git", *author, "commit", "--quiet", "--message", "first"])
+    code = "from flows.reproduce import checkout; print(checkout('main', print))"
+    folder = Path(output(project, [sys.executable, "-c", code]).strip())
+    assert output(folder, module("dvc", "cache", "dir")).strip() == str(project / ".dvc/cache")
+
+
 def test_servers_that_other_machines_reach_need_a_login(make_project: MakeProject) -> None:
     message = output(make_project(), module("flows.servers", "--host", "0.0.0.0"))
     assert message.startswith(
