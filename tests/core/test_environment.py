@@ -20,11 +20,12 @@ def test_keys_come_from_the_env_file_and_the_shell_wins(
 ) -> None:
     import os  # noqa: PLC0415
 
-    (folder / ".env").write_text("export A_KEY='from the file'\nOTHER=file\n")
+    (folder / ".env").write_text("export A_KEY='from the file'\nOTHER=file\nWANDB_MODE=online\n")
     monkeypatch.setitem(os.environ, "OTHER", "shell")
     prepare_environment()
     assert (os.environ["A_KEY"], os.environ["OTHER"]) == ("from the file", "shell")
-    assert os.environ["DO_NOT_TRACK"] == "1"
+    # A default of the project, and one that the file replaces
+    assert (os.environ["DO_NOT_TRACK"], os.environ["WANDB_MODE"]) == ("1", "online")
 
 
 @pytest.mark.parametrize(("threads", "expected"), [(1, "1"), (None, None)])

@@ -57,7 +57,7 @@ def prepare_environment(threads: int | None = None) -> None:
         values["OMP_NUM_THREADS"] = str(threads)
         values["TOKENIZERS_PARALLELISM"] = "false" if threads == 1 else "true"
 
-    for name, value in (values | DEFAULTS).items():
+    for name, value in (DEFAULTS | values).items():
         os.environ.setdefault(name, value)
 
     _spare_loopback()
