@@ -56,6 +56,8 @@ def test_settings_that_install_elsewhere_do_not_apply_to_the_projects_environmen
             "PIP_USER": "1",
             "PIP_TARGET": str(tmp_path / "elsewhere"),
             "UV_SYSTEM_PYTHON": "1",
+            "UV_NO_INSTALL_PROJECT": "1",
+            "UV_PROJECT": str(tmp_path),
         }
     else:
         (tmp_path / "pip.conf").write_text(
@@ -70,4 +72,4 @@ def test_settings_that_install_elsewhere_do_not_apply_to_the_projects_environmen
     assert run.returncode == 0, run.stderr
     assert (project / ".venvs/uv/bin/uv").exists()
     assert not (tmp_path / "elsewhere").exists()
-    assert "UV_SYSTEM_PYTHON" not in (project / "uv.log").read_text()
+    assert "\nUV_" not in f"\n{(project / 'uv.log').read_text()}"

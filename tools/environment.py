@@ -38,9 +38,11 @@ STAMP = ENVIRONMENT / ".installed"
 # As requires-python of pyproject.toml
 PYTHONS = ">=3.11,<3.13"
 ALL_PARTS = "--all-extras"
-# A user's choices of another place, such as a virtual environment that happens to be active
+# A user's choices of another place, such as a virtual environment that happens to be active, and of fewer parts
 ELSEWHERE = {
     *("VIRTUAL_ENV", "UV_PROJECT_ENVIRONMENT", "UV_SYSTEM_PYTHON", "UV_PYTHON", "UV_NO_EDITABLE"),
+    *("UV_PROJECT", "UV_WORKING_DIR"),
+    *("UV_NO_INSTALL_PROJECT", "UV_NO_INSTALL_LOCAL", "UV_NO_DEV", "UV_NO_DEFAULT_GROUPS"),
     *("PIP_USER", "PIP_TARGET", "PIP_PREFIX", "PIP_ROOT", "PIP_DRY_RUN"),
 }
 CUDA_PREFIXES = ("nvidia-", "cuda-", "triton")
