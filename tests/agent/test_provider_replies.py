@@ -109,6 +109,12 @@ FAILED_GENERATIONS = {
         "nothing was generated, the response has no choices",
     ),
     "a detail": (json.dumps({"detail": "worker died"}), "worker died"),
+    "a detail in a stream": ('data: {"detail": "worker died"}\n\n', "worker died"),
+    # NousResearch/hermes-agent#94199
+    "the words of a provider behind a hub": (
+        json.dumps({"error": {"message": "Provider returned error", "metadata": {"raw": "busy"}}}),
+        "Provider returned error: busy",
+    ),
 }
 
 
@@ -567,15 +573,30 @@ def test_a_channel_of_gemma_is_no_answer(chat_server: Any, answer: Answer) -> No
     assert (trajectory.stop_reason, trajectory.answer) == (StopReason.NO_ANSWER_TAG, "")
 
 
+@pytest.mark.parametrize(
+    "thoughts",
+    [
+        # Mistral
+        [
+            {
+                "type": "thinking",
+                "thinking": [{"type": "text", "text": "Perhaps <answer>no</answer>"}],
+            }
+        ],
+        # BerriAI/litellm#9700: Databricks
+        [{"type": "reasoning", "summary": [{"text": "Perhaps <answer>no</answer>"}]}],
+        [{"type": "reasoning", "text": "Perhaps <answer>no</answer>"}],
+        # Anthropic
+        [
+            {"type": "thinking", "thinking": "Perhaps <answer>no</answer>", "signature": "s"},
+            {"type": "redacted_thinking", "data": "ZW5j"},
+        ],
+    ],
+)
 def test_the_parts_of_a_content_are_its_text_and_its_thought(
-    chat_server: Any, answer: Answer
+    chat_server: Any, answer: Answer, thoughts: list[dict[str, object]]
 ) -> None:
-    """Mistral's reasoning models."""
-    thought = {
-        "type": "thinking",
-        "thinking": [{"type": "text", "text": "Perhaps <answer>no</answer>"}],
-    }
-    message = {"role": "assistant", "content": [thought, {"type": "text", "text": ANSWER}]}
+    message = {"role": "assistant", "content": [*thoughts, {"type": "text", "text": ANSWER}]}
     chat_server.script.append(reply({"index": 0, "message": message, "finish_reason": "stop"}))
     trajectory = answer()
     assert trajectory.answer == "Mary Moss"

@@ -222,6 +222,31 @@ LEFT_CALLS: dict[str, tuple[str, str]] = {
         f"analysisI search.assistantcommentary to=functions.retrieve json{QUERY}",
         "openai",
     ),
+    "gpt-oss, the recipient with the role": (
+        f" to=functions.retrieve<|channel|>commentary json<|message|>{QUERY}<|call|>",
+        "openai",
+    ),
+    "DeepSeek V3.2, the mark dropped": (
+        '<function_calls>\n<invoke name="retrieve">\n<parameter name="query">x</parameter>',
+        "deepseek_v32",
+    ),
+    "LFM2": ('<|tool_call_start|>[retrieve(query="x")]<|tool_call_end|>', "lfm2"),
+    "Nemotron": (
+        f'<TOOLCALL>[{{"name": "retrieve", "arguments": {QUERY}}}]</TOOLCALL>',
+        "nemotron_json",
+    ),
+    "InternLM": (
+        f'<|action_start|><|plugin|>\n{{"name": "retrieve", "parameters": {QUERY}}}<|action_end|>',
+        "internlm",
+    ),
+    "LongCat": (f'<longcat_tool_call>{{"name": "retrieve", "arguments": {QUERY}}}', "longcat"),
+    "Step 3": ("<\uff5ctool_calls_begin\uff5c><\uff5ctool_call_begin\uff5c>function", "step3"),
+    "xLAM": (f'[{{"name": "retrieve", "arguments": {QUERY}}}]', "xlam"),
+    "a fence": (f'```json\n{{"name": "retrieve", "arguments": {QUERY}}}\n```', "NAME"),
+    "a text before it": (f'I search.\n{{"name": "retrieve", "parameters": {QUERY}}}', "NAME"),
+    "Mistral, the mark dropped": (f"retrieve[ARGS]{QUERY}", "NAME"),
+    "GLM-4": (f"retrieve\n{QUERY}", "NAME"),
+    "Python": ('retrieve(query="x")', "NAME"),
 }
 
 
@@ -260,6 +285,27 @@ def test_a_call_that_no_server_can_read_is_the_models_own_mistake(
     trajectory = answer()
     assert trajectory.stop_reason is StopReason.TOOL_CALL_UNPARSABLE
     assert trajectory.error == "a tool call that the server could not parse"
+
+
+def test_the_tools_name_in_a_text_is_no_call(chat_server: Any, answer: Answer) -> None:
+    chat_server.says('I would retrieve "Silent Harbor" (retrieve: query).')
+    assert answer().stop_reason is StopReason.NO_ANSWER_TAG
+
+
+@pytest.mark.parametrize(
+    "name",
+    # tilesprivacy/tiles#162
+    ["functions.retrieve<|channel|>analysis", "retrieve<|channel|>json", "default_api:retrieve"],
+)
+def test_what_a_server_leaves_of_a_format_around_the_tools_name_is_not_part_of_it(
+    chat_server: Any, searches: Any, answer: Answer, name: str
+) -> None:
+    chat_server.script.append(searching(function={"name": name}))
+    chat_server.says(ANSWER)
+    assert answer().answer == "Mary Moss"
+    assert searches.queries == ["x"]
+    sent = chat_server.requests[1]["messages"][2]["tool_calls"][0]["function"]
+    assert sent["name"] == "retrieve"
 
 
 def test_an_answer_that_quotes_a_call_in_its_thought_is_an_answer(
@@ -391,6 +437,19 @@ def test_an_id_that_means_something_goes_back_as_it_is(
     chat_server.says(ANSWER)
     answer()
     assert chat_server.requests[1]["messages"][2]["tool_calls"][0]["id"] == id_
+
+
+def test_an_id_that_the_providers_own_fields_name_goes_back_as_it_is(
+    chat_server: Any, answer: Answer
+) -> None:  # RooCodeInc/Roo-Code#10640
+    id_ = "tool_retrieve_mL716LwhunURIXx4ZUZf"
+    details = [{"type": "reasoning.encrypted", "data": "ZW5j", "id": id_, "index": 0}]
+    chat_server.script.append(searching(call={"id": id_}, reasoning_details=details))
+    chat_server.says(ANSWER)
+    answer()
+    turn, result = chat_server.requests[1]["messages"][2:]
+    assert turn["reasoning_details"] == details
+    assert turn["tool_calls"][0]["id"] == result["tool_call_id"] == id_
 
 
 LOOSE_ARGUMENTS: dict[str, tuple[object, str]] = {
@@ -531,6 +590,17 @@ def test_words_of_the_request_in_a_refusal_mean_nothing(
     assert len(chat_server.requests) == 2
 
 
+def test_words_of_the_request_in_a_failure_under_status_200_mean_nothing(
+    chat_server: Any, answer: Answer
+) -> None:
+    raw = json.dumps({"detail": [{"msg": "Input should be a list", "input": THOUGHT}]})
+    error = {"message": "Provider returned error", "code": 400, "metadata": {"raw": raw}}
+    chat_server.script += [searching(content=THOUGHT), json.dumps({"error": error})]
+    trajectory = answer()
+    assert trajectory.stop_reason is StopReason.MODEL_ERROR
+    assert "Input should be a list" in (trajectory.error or "")
+
+
 def test_the_servers_own_words_count_beside_the_same_words_of_the_request(
     chat_server: Any, answer: Answer
 ) -> None:
@@ -556,6 +626,8 @@ def test_a_status_that_passes_is_asked_again(chat_server: Any, answer: Answer, s
         # vanna-ai/vanna-flask#11
         "Request too large for gpt-4o on tokens per min (TPM): Limit 30000, Requested 342389.",
         "Request too large: Limit 6,000, Used 12, Requested 13,141, please reduce your message size",
+        # google-gemini/gemini-cli#22486
+        "Quota exceeded for metric: free_tier_requests, limit: 0, model: gemini-3-pro\nPlease retry in 25.4s.",
     ],
 )
 def test_a_request_larger_than_a_minutes_limit_is_not_waited_for(
@@ -574,6 +646,10 @@ def test_a_request_larger_than_a_minutes_limit_is_not_waited_for(
         (400, {"error": {"message": "The response was filtered", "code": "content_filter"}}),
         (400, {"error": {"message": "Content Exists Risk"}}),
         (400, {"code": "data_inspection_failed"}),
+        (400, {"error": {"code": "SensitiveContentDetected"}}),
+        (403, {"error": {"message": "requires moderation and your input was flagged"}}),
+        (200, {"base_resp": {"status_code": 1026, "status_msg": "input new_sensitive"}}),
+        (200, {"choices": [{"message": {"content": ""}, "finish_reason": "sensitive"}]}),
         (200, {"choices": [{"message": {"content": ""}, "finish_reason": "content_filter"}]}),
     ],
 )

@@ -190,3 +190,29 @@ def test_a_streamed_thought_in_parts_and_the_text_after_it_are_both_kept(
     chat_server.script.append(response(body, kind=EVENTS))
     message = ask(chat_server, STREAM).message
     assert (message.text, message.thought) == (ANSWER, "Look.")
+
+
+def test_the_pieces_of_a_thought_are_one_up_to_its_signature(chat_server: ChatServer) -> None:
+    """BerriAI/litellm#29428."""
+    texts = [("I ", ""), ("need.", ""), ("", "s1"), ("More.", "s2")]
+    blocks = [
+        {"type": "thinking", "thinking": text, "signature": signature} for text, signature in texts
+    ]
+    pieces = [piece({"thinking_blocks": [block]}) for block in blocks]
+    body = events(*pieces, piece({"content": ANSWER}, "stop"))
+    chat_server.script.append(response(body, kind=EVENTS))
+    assert ask(chat_server, STREAM).message.provider_fields == {
+        "thinking_blocks": [
+            {"type": "thinking", "thinking": "I need.", "signature": "s1"},
+            {"type": "thinking", "thinking": "More.", "signature": "s2"},
+        ]
+    }
+
+
+def test_a_signature_that_a_call_repeats_stays_what_it_is(chat_server: ChatServer) -> None:
+    signature = {"google": {"thought_signature": "c2ln"}}
+    call = first(ONE, index=0, id="a", extra_content=signature)
+    body = events(*turns([call], [call]), piece({}, "tool_calls"))
+    chat_server.script.append(response(body, kind=EVENTS))
+    [kept] = ask(chat_server, STREAM).message.tool_calls or []
+    assert kept.provider_fields == {"extra_content": signature}

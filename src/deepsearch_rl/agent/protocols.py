@@ -70,6 +70,9 @@ _TAGS_CHARACTERS = 60
 # Ids that go back as they are: the strictest provider's form, Kimi's, which its template renders, and
 # LiteLLM's, which hold a thought signature
 _KEPT_ID = re.compile(r"[A-Za-z0-9]{9}|functions\.\w+:\d+|.+__thought__.+", re.DOTALL)
+# What servers leave of a format around the name of a tool: gpt-oss's and Kimi's namespace and channel, Gemini's
+# namespace
+_AROUND_NAME = re.compile(r"\A\s*((functions|default_api)[.:])?|(<\|.*)?\s*\Z", re.DOTALL)
 _RAW_CALLS = re.compile(r"(?:<tool_call>.*?</tool_call>\s*)+", re.DOTALL)
 _ACTION = re.compile(r"<(search|answer)>(.*?)</\1>", re.DOTALL)
 _STOPS = ("</search>", "</answer>")
@@ -147,10 +150,13 @@ class FunctionCalling:
             used_ids.update(call.id for call in earlier.tool_calls)
 
         calls: list[ToolCall] = []
+        # OpenRouter's reasoning_details of Gemini name the call that they belong to
+        provider_fields = _as_text(message.provider_fields)
 
         for call in message.tool_calls or ():
             id_ = call.id
-            if not id_ or id_ in used_ids or not _KEPT_ID.fullmatch(id_):
+            is_kept = id_ and (_KEPT_ID.fullmatch(id_) or json.dumps(id_) in provider_fields)
+            if not id_ or id_ in used_ids or not is_kept:
                 names = map(call_id, itertools.count(1))
                 id_ = next(name for name in names if name not in used_ids)
 
@@ -158,7 +164,7 @@ class FunctionCalling:
             calls.append(
                 ToolCall(
                     id=id_,
-                    name=call.function.name,
+                    name=_AROUND_NAME.sub("", call.function.name),
                     arguments=_compact(call.function.arguments),
                     provider_fields=_as_text(call.returned_fields),
                 )
@@ -167,7 +173,7 @@ class FunctionCalling:
         turn = assistant_turn(
             content, message.thought, tuple(calls), begins_in_thought=self.begins_in_thought
         )
-        return turn.model_copy(update={"provider_fields": _as_text(message.provider_fields)})
+        return turn.model_copy(update={"provider_fields": provider_fields})
 
     def search_turn(self, query: str, number: int = 1, note: str = "") -> Message:
         """Return a conversation's search of this number as a model would write it, after a note."""

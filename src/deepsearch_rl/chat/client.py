@@ -189,7 +189,7 @@ async def _ask(
         text = "the provider refused the request with status 400 and without a word"
         raise WordlessRefusalError(text) from error
 
-    completion = read_completion(read_body(body))
+    completion = read_completion(read_body(body), request.get("messages"))
     if usage := completion.usage:
         limits.correct(estimated, usage.prompt_tokens + usage.completion_tokens)
     return completion

@@ -24,7 +24,12 @@ from pydantic import (
 )
 
 from deepsearch_rl.chat.chat_messages import warn_once
-from deepsearch_rl.chat.model_failures import FailedGenerationError, failure_in, left_call
+from deepsearch_rl.chat.model_failures import (
+    FailedGenerationError,
+    failure_in,
+    left_call,
+    own_words,
+)
 from deepsearch_rl.core.answers import has_answer_tags
 from deepsearch_rl.core.errors import EndpointError
 from deepsearch_rl.core.files import first_problem
@@ -184,7 +189,11 @@ class AssistantMessage(_ReturnedRecord):
     @model_validator(mode="before")
     @classmethod
     def _in_usual_form(cls, message: Any) -> Any:
-        """Put the parts of a content into one text, and those that are thoughts into the reasoning (Mistral's form)."""
+        """Put the parts of a content into one text, and those that are thoughts into the reasoning.
+
+        Mistral's parts are called thinking, Databricks' reasoning (litellm#9700); Anthropic's can be
+        redacted.
+        """
         if not isinstance(message, dict):
             return message
         if isinstance(message.get("function_call"), dict) and not message.get("tool_calls"):
@@ -197,8 +206,10 @@ class AssistantMessage(_ReturnedRecord):
         thought = ""
         others: list[object] = []
         for part in parts:
-            if isinstance(part, dict) and part.get("type") == "thinking":
-                thought += _text_of(part.get("thinking")) or ""
+            kind = str(part.get("type")) if isinstance(part, dict) else ""
+            if "thinking" in kind or "reasoning" in kind:
+                told = (_text_of(part.get(name)) for name in ("thinking", "summary", "text"))
+                thought += next(filter(None, told), "")
             else:
                 others.append(part)
 
@@ -336,11 +347,15 @@ def error_text(error: object) -> str:
     code = error.get("code")
     if not isinstance(text, str) or not text:
         text = json.dumps(error, ensure_ascii=False)
+    metadata = error.get("metadata")
+    if isinstance(metadata, dict) and metadata.get("raw"):
+        # OpenRouter: what the provider behind it says
+        text += f": {metadata['raw']}"
     return text if code is None else f"{text} (code {code})"
 
 
-def read_completion(fields: dict[str, Any]) -> Completion:
-    """Return the checked fields of a server's response.
+def read_completion(fields: dict[str, Any], messages: JsonValue = None) -> Completion:
+    """Return the checked fields of a server's response to ``messages``.
 
     Raises:
         FailedGenerationError: the response reports that the generation failed, and another attempt
@@ -366,7 +381,7 @@ def read_completion(fields: dict[str, Any]) -> Completion:
     else:
         failure = error_text(error)
 
-    raise failed_under_200(failure)
+    raise failed_under_200(own_words(failure, messages))
 
 
 def failed_under_200(failure: str) -> EndpointError:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import openai
+from pydantic import JsonValue
 
 from deepsearch_rl.core.errors import EndpointError
 from deepsearch_rl.core.records import StopReason, json_object
@@ -59,6 +60,10 @@ _MALFORMED_CALL = _any_of(_KINDS["malformed_call"])
 _FILTERED = _any_of(_KINDS["filtered"])
 _LEFT_CALLS = [(_any_of([form]), form) for form in _KINDS["left_call"]]
 _HERMES_CALL = re.compile(r"<tool_call>(.*?)(?:</tool_call>|\Z(?P<cut>))", re.DOTALL)
+# A call of the search tool in any other form
+_ANY_CALL = re.compile(
+    r"""["'](name|function)["']\s*:\s*["']retrieve["']|\bretrieve(\s*(\[ARGS\]\s*)?\{\s*"|\((query=|["']))"""
+)
 
 
 def failure_in(text: str) -> StopReason:
@@ -78,7 +83,8 @@ def is_filtered(text: str) -> bool:
 def left_call(text: str) -> str | None:
     """Return what to do about a tool call that a server left in a text, None where there is none.
 
-    Calls in Hermes' form count only if all can be read: others are the model's own mistakes.
+    Calls in Hermes' form count only if all can be read: others are the model's own mistakes. A form
+    that is not in the table counts where it calls the search tool.
     """
     for pattern, form in _LEFT_CALLS:
         if pattern.search(text):
@@ -88,10 +94,12 @@ def left_call(text: str) -> str | None:
         call["cut"] is None and isinstance((json_object(call[1]) or {}).get("arguments"), dict)
         for call in calls
     )
-    return _advice("Hermes", "hermes", "qwen25") if calls and is_readable else None
+    if calls:
+        return _advice("Hermes", "hermes", "qwen25") if is_readable else None
+    return _advice("another family", "NAME, the model's own") if _ANY_CALL.search(text) else None
 
 
-def _advice(form: str, vllm: str, sglang: str | None) -> str:
+def _advice(form: str, vllm: str, sglang: str | None = None) -> str:
     others = (f"SGLang: --tool-call-parser {sglang}; " if sglang else "") + "llama.cpp: --jinja"
     return (
         f"a tool call that the server left in the text, in the form of {form}: start vLLM with "
@@ -103,9 +111,14 @@ def server_words(error: Exception) -> str:
     """Return the text of an error without what it repeats of the request."""
     text = str(error)
     if isinstance(error, openai.APIStatusError):
-        request = json.loads(error.request.content or "{}")
-        for sent in _texts(request.get("messages")):
-            text = _without_echo(text, sent)
+        return own_words(text, json.loads(error.request.content or "{}").get("messages"))
+    return text
+
+
+def own_words(text: str, messages: JsonValue) -> str:
+    """Return what a server says about a request without what it repeats of its messages."""
+    for sent in _texts(messages):
+        text = _without_echo(text, sent)
     return text
 
 

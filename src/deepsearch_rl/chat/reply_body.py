@@ -19,7 +19,9 @@ from deepsearch_rl.core.records import json_object
 
 END_OF_STREAM = "[DONE]"
 # Fields that a piece repeats and does not continue
-_REPEATED = frozenset({"format", "id", "index", "name", "role", "signature", "type"})
+_REPEATED = frozenset(
+    {"format", "id", "index", "name", "role", "signature", "thought_signature", "type"}
+)
 
 
 def read_body(body: bytes) -> dict[str, Any]:
@@ -88,7 +90,7 @@ def _join(events: Iterable[dict[str, Any] | None]) -> dict[str, Any]:
                         _add_call(calls, call)
         is_ended = is_ended or bool(choice.get("finish_reason") or reply.get("error"))
 
-    if not is_ended and (choice or "message" not in reply):
+    if not is_ended and (choice or not {"message", "detail"} & reply.keys()):
         said = reply.get("message")
         raise FailedGenerationError(
             "the provider's stream ended before the answer did" + (f": {said}" if said else "")
@@ -123,7 +125,7 @@ def _as_items(value: Any) -> list[Any]:
 def _joined_items(items: list[Any], more: list[Any]) -> list[Any]:
     joined = list(items)
     for item in more:
-        if joined and _place(item) is not None and _place(item) == _place(joined[-1]):
+        if joined and _continues(item, joined[-1]):
             for key, part in item.items():
                 _add(joined[-1], key, part)
         else:
@@ -131,11 +133,16 @@ def _joined_items(items: list[Any], more: list[Any]) -> list[Any]:
     return joined
 
 
-def _place(item: Any) -> tuple[Any, Any] | None:
-    """Return the kind and number of an item of a list; None where it has no number."""
-    if not isinstance(item, dict) or item.get("index") is None:
-        return None
-    return item.get("type"), item["index"]
+def _continues(item: Any, last: Any) -> bool:
+    """Return whether an item of a list is a piece of the last one: by its number, or as a thought that is not signed yet.
+
+    LiteLLM numbers no pieces of Claude's thoughts (litellm#29428).
+    """
+    if not isinstance(item, dict) or not isinstance(last, dict):
+        return False
+    if any(item.get(name) != last.get(name) for name in ("type", "index")):
+        return False
+    return item.get("index") is not None or ("thinking" in item and not last.get("signature"))
 
 
 def _is_call(piece: Any) -> bool:

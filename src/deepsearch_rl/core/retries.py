@@ -37,6 +37,9 @@ _DAILY = re.compile(
     re.IGNORECASE,
 )
 
+# A limit of nothing: Gemini's of a model that is not free, whose error promises a wait all the same
+_NO_LIMIT = re.compile(r"\blimit: 0\b(?![.,]\d)", re.IGNORECASE)
+
 # A request that is larger than all that a minute allows (OpenAI, Groq, Azure)
 _LIMIT = re.compile(r"limit:? ([\d,]+)\b.{0,60}?requested:? ([\d,]+)", re.IGNORECASE | re.DOTALL)
 
@@ -160,7 +163,7 @@ def is_larger_than_limit(text: str) -> bool:
     """Return whether an error of status 429 says that the request alone has more tokens than its limit of time."""
     numbers = _LIMIT.search(text)
     if numbers is None:
-        return False
+        return _NO_LIMIT.search(text) is not None
     limit, requested = (int(number.replace(",", "") or 0) for number in numbers.groups())
     return requested > limit
 
