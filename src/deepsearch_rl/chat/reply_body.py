@@ -134,9 +134,10 @@ def _joined_items(items: list[Any], more: list[Any]) -> list[Any]:
 
 
 def _continues(item: Any, last: Any) -> bool:
-    """Return whether an item of a list is a piece of the last one: by its number, or as a thought that is not signed yet.
+    """Return whether an item of a list is a piece of the last one.
 
-    LiteLLM numbers no pieces of Claude's thoughts (litellm#29428).
+    Its number says so. LiteLLM numbers no pieces of Claude's thoughts, which end with their
+    signature (litellm#29428).
     """
     if not isinstance(item, dict) or not isinstance(last, dict):
         return False
