@@ -37,8 +37,8 @@ SLOPES: dict[str, tuple[float, float]] = {
     "download_gb_s": (100, 20),
     "index_passage_s": (0.0015, 0.00015),
     "encode_passage_s": (0, 0.00022),  # or as long as its tokens take, which are made ahead
-    "tokenize_passage_s": (0, 0.0004),  # of one core (docs/measurements.md), on `host_cores`
-    "tensor_passage_s": (0, 0.00015),  # of tokens into tensors, on one
+    "tokenize_passage_s": (0, 0.0003),  # of one core (docs/measurements.md), on `host_cores`
+    "tensor_passage_s": (0, 0.00017),  # of tokens into tensors, on one
     "host_cores": (2, 16),
     "pretrain_token_s": (1.6e-5, 1.3e-4),
     "scripted_rollout_s": (0.013, 0.01),

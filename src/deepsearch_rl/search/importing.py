@@ -194,7 +194,7 @@ def _require_cells(source: Path, index: faiss.Index) -> None:
     if ivf is None:
         return
 
-    lost = ivf.ntotal - ivf.invlists.compute_ntotal()
+    lost = ivf.ntotal - ivf.invlists.compute_ntotal()  # pyright: ignore[reportAttributeAccessIssue, reportOptionalMemberAccess]
     if lost:
         raise ArtifactError(
             f"{lost} of the {ivf.ntotal} vectors of {source} are in no cell, so that no search finds "
