@@ -251,7 +251,8 @@ def test_verl_reads_what_section_rl_says(name: str, composed: dict[str, Any], st
     assert read["algorithm"]["use_kl_in_reward"] == (loss.kl_penalty > 0)
     assert (actor["use_kl_loss"], actor["kl_loss_coef"]) == (loss.kl_loss > 0, loss.kl_loss)
     assert actor["optim"]["lr"] == config.learning_rate
-    assert actor["ppo_mini_batch_size"] == config.groups_per_step
+    assert config.minibatches is not None
+    assert actor["ppo_mini_batch_size"] * config.minibatches == config.groups_per_step
     model = read["actor_rollout_ref"]["model"]
     assert model["path"] == str(start)
     assert model["lora_rank"] == (config.lora.rank if config.lora else 0)
