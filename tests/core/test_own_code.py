@@ -13,6 +13,7 @@ from dvc.utils.serialize import parse_yaml
 from deepsearch_rl.core.errors import (
     ConfigError,
     DeepsearchError,
+    DeepsearchError,
     EndpointError,
     UnknownNameError,
 )
@@ -239,10 +240,11 @@ def test_a_retriever_that_returns_what_it_may_not_is_an_error_and_no_empty_resul
     [
         ("0", "np.ones((len(texts), 4))", "has the dimension 0"),
         ("4", "np.ones((len(texts), 3))", r"shape \(\d, 3\)"),
-        ("4", "np.ones((1, 4)) * np.nan", "finite"),
+        ("4", "np.ones((1, 4))", r"shape \(1, 4\)"),
+        ("4", "np.ones((len(texts), 4)) * np.nan", "the vector of passage 'c0' .* holds NaN"),
     ],
 )
-def test_an_encoder_with_vectors_of_another_shape_builds_no_index(
+def test_an_encoder_with_unusable_vectors_builds_no_index(
     tmp_path: Path, dimension: str, returned: str, problem: str
 ) -> None:
     path = write(
@@ -255,7 +257,7 @@ def test_an_encoder_with_vectors_of_another_shape_builds_no_index(
     write_jsonl(tmp_path / "chunks.jsonl", CHUNKS)
     encoder = {"name": "own", "code": f"{path}:Mine"}
     config = IndexConfig.model_validate(INDEX.model_dump() | {"encoder": encoder})
-    with pytest.raises(ConfigError, match=problem):
+    with pytest.raises(DeepsearchError, match=problem):
         build_index(tmp_path / "chunks.jsonl", tmp_path / "index", config, seed=0)
 
 
