@@ -13,7 +13,6 @@ from dvc.utils.serialize import parse_yaml
 from deepsearch_rl.core.errors import (
     ConfigError,
     DeepsearchError,
-    DeepsearchError,
     EndpointError,
     UnknownNameError,
 )
