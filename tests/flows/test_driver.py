@@ -74,8 +74,11 @@ def test_stages_of_the_gpu_run_one_at_a_time(make_project: MakeProject) -> None:
 
 def test_after_a_failure_nothing_new_starts(make_project: MakeProject) -> None:
     stages = {
-        "fail": {"cmd": "echo why; exit 3", "outs": ["fail.txt"]},
-        "beside": {"cmd": "sleep 3; touch beside.txt", "outs": ["beside.txt"]},
+        "fail": {"cmd": "echo why; touch failed; exit 3", "outs": ["fail.txt"]},
+        "beside": {
+            "cmd": "until test -e failed; do sleep 0.1; done; sleep 6; touch beside.txt",
+            "outs": ["beside.txt"],
+        },
         "later": {"cmd": "touch later.txt", "deps": ["beside.txt"], "outs": ["later.txt"]},
     }
     project = make_project(stages)
