@@ -11,6 +11,7 @@ import yaml
 from dvc.utils.serialize import parse_yaml
 
 from deepsearch_rl.core.errors import (
+    ArtifactError,
     ConfigError,
     DeepsearchError,
     EndpointError,
@@ -240,12 +241,22 @@ def test_a_retriever_that_returns_what_it_may_not_is_an_error_and_no_empty_resul
         ("0", "np.ones((len(texts), 4))", "has the dimension 0"),
         ("4", "np.ones((len(texts), 3))", r"shape \(\d, 3\)"),
         ("4", "np.ones((1, 4))", r"shape \(1, 4\)"),
-        ("4", "np.ones((len(texts), 4)) * np.nan", "the vector of passage 'c0' .* holds NaN"),
     ],
 )
-def test_an_encoder_with_unusable_vectors_builds_no_index(
+def test_an_encoder_with_vectors_of_another_shape_builds_no_index(
     tmp_path: Path, dimension: str, returned: str, problem: str
 ) -> None:
+    with pytest.raises(ConfigError, match=problem):
+        build_with_own_encoder(tmp_path, dimension, returned)
+
+
+def test_an_encoder_with_vectors_that_are_not_finite_builds_no_index(tmp_path: Path) -> None:
+    with pytest.raises(ArtifactError, match=r"the vector of passage 'c0' .* holds NaN or infinite"):
+        build_with_own_encoder(tmp_path, "4", "np.ones((len(texts), 4)) * np.nan")
+
+
+def build_with_own_encoder(tmp_path: Path, dimension: str, returned: str) -> None:
+    """Build an index with an encoder whose dimension and vectors are these expressions."""
     path = write(
         tmp_path,
         "import numpy as np\n"
@@ -256,8 +267,7 @@ def test_an_encoder_with_unusable_vectors_builds_no_index(
     write_jsonl(tmp_path / "chunks.jsonl", CHUNKS)
     encoder = {"name": "own", "code": f"{path}:Mine"}
     config = IndexConfig.model_validate(INDEX.model_dump() | {"encoder": encoder})
-    with pytest.raises(DeepsearchError, match=problem):
-        build_index(tmp_path / "chunks.jsonl", tmp_path / "index", config, seed=0)
+    build_index(tmp_path / "chunks.jsonl", tmp_path / "index", config, seed=0)
 
 
 def test_a_reader_of_something_else_and_an_undecided_predicate_are_refused(
